@@ -1,0 +1,155 @@
+// Package task holds what a trainer asks for: one task of a batch with its
+// prompt, sampling, limits, environment and scorer, as they stand in a request
+// body, in the store and in a worker.
+//
+// It is a leaf: it knows JSON and nothing of Temporal, Postgres or HTTP. It
+// checks a task by itself; what needs the run (is the class declared?) or the
+// pool (does the prompt fit the context?) is checked by whoever knows them.
+package task
+
+import (
+	"encoding/json"
+)
+
+// Limits of one task. They bound what one request can ask of the service, not
+// what an engine can do; the pool's context limit is checked apart.
+const (
+	MaxPromptTokens       = 1 << 20
+	MaxOutputTokens       = 1 << 20
+	MaxTurns              = 10_000
+	MaxGroupSize          = 1_024
+	MaxGapSeconds         = 86_400.0
+	MaxRunSeconds         = 30 * 86_400.0
+	MaxExternalIDBytes    = 256
+	MaxMetadataBytes      = 64 << 10
+	MaxReplayAppendTokens = 1 << 20
+)
+
+// Spec is one task as a trainer submits it. Exactly one of Prompt's forms is
+// set. GroupSize sessions ("members") are run for it, each its own sample.
+type Spec struct {
+	// ID is the trainer's own name for the task, unique within its batch, at
+	// most MaxExternalIDBytes bytes; empty means the service numbers it.
+	ID string `json:"id,omitempty"`
+	// Class is one of the classes that the run's contract declares.
+	Class string `json:"class"`
+	// Prompt is the context before the first turn.
+	Prompt Prompt `json:"prompt"`
+	// GroupSize is the number of members, 1 if absent.
+	GroupSize int `json:"group_size,omitempty"`
+	// Sampling is passed to the engine on every turn.
+	Sampling Sampling `json:"sampling"`
+	// Limits end a session as truncated when they are reached.
+	Limits Limits `json:"limits"`
+	// Environment answers the model between turns; absent means one turn.
+	Environment *Environment `json:"environment,omitempty"`
+	// Scorer gives the reward; absent means the sample carries none.
+	Scorer *Scorer `json:"scorer,omitempty"`
+	// Metadata is echoed back with the sample, at most MaxMetadataBytes.
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+}
+
+// Prompt is the context before the first turn in one of four forms.
+type Prompt struct {
+	// TokenIDs are the engine's own token ids.
+	TokenIDs []int32 `json:"token_ids,omitempty"`
+	// Text is tokenised by the engine.
+	Text string `json:"text,omitempty"`
+	// Messages is a chat history; template and tokeniser are the engine's.
+	Messages json.RawMessage `json:"messages,omitempty"`
+	// Synthetic stands for token ids that are made from seeds: what replayed
+	// numeric traces carry, since they hold lengths and no text.
+	Synthetic *Synthetic `json:"synthetic,omitempty"`
+}
+
+// Synthetic describes a prompt by its lengths. The first SharedTokens ids are
+// a function of SharedSeed alone, so that prompts with the same SharedSeed
+// share that prefix (a system prompt, a group's prompt); the rest are a
+// function of Seed.
+type Synthetic struct {
+	Tokens       int    `json:"tokens"`
+	Seed         uint64 `json:"seed"`
+	SharedTokens int    `json:"shared_tokens,omitempty"`
+	SharedSeed   uint64 `json:"shared_seed,omitempty"`
+}
+
+// Sampling holds the parameters of each model call. Zero values mean the
+// engine's defaults, except MaxTokens, which must be positive unless a replay
+// environment gives every turn's output length.
+type Sampling struct {
+	MaxTokens   int      `json:"max_tokens,omitempty"`
+	MinTokens   int      `json:"min_tokens,omitempty"`
+	IgnoreEOS   bool     `json:"ignore_eos,omitempty"`
+	Temperature *float64 `json:"temperature,omitempty"`
+	TopP        *float64 `json:"top_p,omitempty"`
+	Seed        *int64   `json:"seed,omitempty"`
+	StopTokens  []int32  `json:"stop_token_ids,omitempty"`
+	// Logprobs asks for the log-probability of every generated token; absent
+	// means true, since training needs them.
+	Logprobs *bool `json:"logprobs,omitempty"`
+}
+
+// Limits of a session; zero means the service's own limit.
+type Limits struct {
+	// MaxTurns is the number of model calls after which the session is truncated.
+	MaxTurns int `json:"max_turns,omitempty"`
+	// MaxContextTokens bounds prompt plus everything appended and generated.
+	MaxContextTokens int `json:"max_context_tokens,omitempty"`
+	// MaxRunSeconds bounds wall time from admission, holds not counted.
+	MaxRunSeconds float64 `json:"max_run_seconds,omitempty"`
+}
+
+// EnvironmentKind is the closed set of environments.
+type EnvironmentKind string
+
+// Environment kinds.
+const (
+	EnvironmentReplay EnvironmentKind = "replay"
+)
+
+// Environment says who answers the model between turns.
+type Environment struct {
+	Kind EnvironmentKind `json:"kind"`
+	// Turns belongs to kind replay: one entry per model call, in order.
+	Turns []ReplayTurn `json:"turns,omitempty"`
+	// TimeScale belongs to kind replay: trace seconds per wall second by which
+	// gaps are shortened; 0 means 1. A demo runs engines and gaps at one scale.
+	TimeScale float64 `json:"time_scale,omitempty"`
+	// Reward belongs to kind replay: the trajectory's recorded reward, if any.
+	Reward *float64 `json:"reward,omitempty"`
+}
+
+// ReplayTurn is one model call of a recorded session: it generates exactly
+// OutputTokens tokens; then, unless it is the last, the tool runs for
+// GapSeconds and AppendTokens tokens are appended before the next call.
+type ReplayTurn struct {
+	OutputTokens int     `json:"output_tokens"`
+	GapSeconds   float64 `json:"gap_seconds,omitempty"`
+	AppendTokens int     `json:"append_tokens,omitempty"`
+}
+
+// ScorerKind is the closed set of scorers.
+type ScorerKind string
+
+// Scorer kinds.
+const (
+	// ScorerEnvironment takes the reward that the environment recorded.
+	ScorerEnvironment ScorerKind = "environment"
+	// ScorerExactMatch gives 1 when the last turn's generated ids end with
+	// Scorer.TokenIDs and 0 otherwise.
+	ScorerExactMatch ScorerKind = "exact_match"
+)
+
+// Scorer says how a finished session is scored.
+type Scorer struct {
+	Kind     ScorerKind `json:"kind"`
+	TokenIDs []int32    `json:"token_ids,omitempty"`
+}
+
+// Members returns the number of sessions the task asks for.
+func (s *Spec) Members() int {
+	if s.GroupSize == 0 {
+		return 1
+	}
+	return s.GroupSize
+}
