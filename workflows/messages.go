@@ -1,0 +1,77 @@
+package workflows
+
+import "encoding/json"
+
+// SessionInput starts a session's workflow, or continues it as new. It carries
+// references and counts only; the task, the transcript and the placement are rows.
+type SessionInput struct {
+	Session string `json:"session"`
+	// Turn is the next turn to run, counted from 0.
+	Turn int `json:"turn,omitempty"`
+	// Admitted is true when the session still holds its admission, so that the
+	// turn's activity may ask for placement directly.
+	Admitted bool `json:"admitted,omitempty"`
+}
+
+// Grant is the payload of GrantSignal.
+type Grant struct {
+	Turn int `json:"turn"`
+}
+
+// TurnRef names one turn of one session: the input of admit and turn activities.
+type TurnRef struct {
+	Session string `json:"session"`
+	Turn    int    `json:"turn"`
+}
+
+// Outcome is the closed set of what an admit or turn activity can answer.
+type Outcome string
+
+// Outcomes.
+const (
+	// OutcomeAdmitted: the turn may run now.
+	OutcomeAdmitted Outcome = "admitted"
+	// OutcomeHeld: the router keeps the turn; a grant will be signalled.
+	OutcomeHeld Outcome = "held"
+	// OutcomeMore: the turn is committed and another follows after Gap.
+	OutcomeMore Outcome = "more"
+	// OutcomeOver: no further turn; Status says how the session ends.
+	OutcomeOver Outcome = "over"
+)
+
+// AdmitReply answers an admit activity.
+type AdmitReply struct {
+	Outcome Outcome `json:"outcome"`
+	// Status and Problem are set with OutcomeOver.
+	Status  string `json:"status,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// TurnReply answers a turn activity.
+type TurnReply struct {
+	Outcome Outcome `json:"outcome"`
+	// GapMillis is the tool gap before the next turn, with OutcomeMore.
+	GapMillis int64 `json:"gap_ms,omitempty"`
+	// Scored is true when the task names a scorer, with OutcomeOver.
+	Scored  bool   `json:"scored,omitempty"`
+	Status  string `json:"status,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// ScoreReply answers a score activity. A nil reward means that there is none.
+type ScoreReply struct {
+	Reward *float64        `json:"reward,omitempty"`
+	Detail json.RawMessage `json:"detail,omitempty"`
+	// Problem is set when scoring itself failed: the session then ends as failed,
+	// which is not a reward of zero.
+	Problem string `json:"problem,omitempty"`
+}
+
+// Completion is the input of the complete activity.
+type Completion struct {
+	Session string          `json:"session"`
+	Status  string          `json:"status"`
+	Reward  *float64        `json:"reward,omitempty"`
+	Detail  json.RawMessage `json:"detail,omitempty"`
+	Problem string          `json:"problem,omitempty"`
+}

@@ -1,0 +1,39 @@
+package workflows
+
+import "time"
+
+// GrantSignal tells a held workflow that the router admitted its turn. Its
+// payload is a Grant. Repeating it is harmless: the workflow compares the turn,
+// and the turn's activity asks the router again before it calls an engine.
+const GrantSignal = "grant"
+
+// SessionWorkflow is the registered name of Session.
+const SessionWorkflow = "holdfast.session"
+
+// Registered names of the activities, which live in package activities.
+const (
+	AdmitActivity    = "holdfast.admit"
+	TurnActivity     = "holdfast.turn"
+	ScoreActivity    = "holdfast.score"
+	CompleteActivity = "holdfast.complete"
+)
+
+// TaskQueue returns the Temporal task queue of a pool. Only the process that
+// owns the pool's router polls it.
+func TaskQueue(pool string) string { return "holdfast-" + pool }
+
+// Timeouts and limits of a session's workflow.
+const (
+	// holdSafetyInterval is how long a held workflow waits for a grant before it
+	// re-enqueues itself. It never admits: it only repairs a lost signal.
+	holdSafetyInterval = 4 * time.Hour
+	// heartbeatTimeout bounds how long a turn whose worker died stays unnoticed.
+	heartbeatTimeout = 30 * time.Second
+	// turnTimeout bounds one model call, a queue at the engine included.
+	turnTimeout = 12 * time.Hour
+	// bookkeepingTimeout bounds one try of an activity that only reads and writes rows.
+	bookkeepingTimeout = time.Minute
+	// historyEventsLimit is the history length at which a workflow continues as
+	// new between two turns, far below Temporal's 51,200 events.
+	historyEventsLimit = 2_000
+)

@@ -1,0 +1,214 @@
+// Package workflows holds the deterministic workflow code: one Temporal workflow
+// per session, from release to completion.
+//
+// A workflow decides the order of things and survives the death of every
+// process. It does not talk to engines, the router or Postgres: activities do,
+// and they answer with references and counts, never with tokens. It never admits
+// a session by itself.
+package workflows
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"go.temporal.io/sdk/temporal"
+	"go.temporal.io/sdk/workflow"
+
+	"holdfast/router"
+)
+
+// Session runs one session: admit (which may hold for hours), then turns with
+// tool gaps between them, then scoring and completion. Its workflow id is the
+// session id, so that starting it twice is harmless.
+func Session(ctx workflow.Context, in SessionInput) error {
+	s := &session{
+		input:  in,
+		grants: workflow.GetSignalChannel(ctx, GrantSignal),
+	}
+	end, err := s.run(ctx)
+	if err != nil {
+		if workflow.IsContinueAsNewError(err) {
+			return err
+		}
+		end = s.endOf(ctx, err)
+	}
+	return s.complete(ctx, end)
+}
+
+// session is the state of one workflow run.
+type session struct {
+	input  SessionInput
+	grants workflow.ReceiveChannel
+}
+
+// run goes through the turns and returns how the session ends. Its error is a
+// cancellation, a continue-as-new, or an activity that gave up.
+func (s *session) run(ctx workflow.Context) (Completion, error) {
+	admitted := s.input.Admitted
+	for turn := s.input.Turn; ; {
+		if !admitted {
+			over, err := s.admit(ctx, turn)
+			if err != nil || over != nil {
+				return deref(over), err
+			}
+		}
+		reply, err := s.turn(ctx, turn)
+		if err != nil {
+			return Completion{}, err
+		}
+		switch reply.Outcome {
+		case OutcomeHeld:
+			// The turn's activity enqueued the session with the router, so the
+			// wait starts here and admission is asked again only by the safety timer.
+			if err := s.awaitGrant(ctx, turn); err != nil {
+				return Completion{}, err
+			}
+			admitted = true
+		case OutcomeMore:
+			turn++
+			admitted = true
+			if err := workflow.Sleep(ctx, time.Duration(reply.GapMillis)*time.Millisecond); err != nil {
+				return Completion{}, err
+			}
+			if workflow.GetInfo(ctx).GetCurrentHistoryLength() >= historyEventsLimit {
+				return Completion{}, s.continueAsNew(ctx, turn, true)
+			}
+		case OutcomeOver:
+			return s.finish(ctx, reply)
+		default:
+			return Completion{}, fmt.Errorf("turn %d: unknown outcome %q", turn, reply.Outcome)
+		}
+	}
+}
+
+// admit asks for admission and waits while held. A non-nil completion means the
+// session is over without another turn.
+func (s *session) admit(ctx workflow.Context, turn int) (*Completion, error) {
+	var reply AdmitReply
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, bookkeepingOptions()),
+		AdmitActivity, TurnRef{Session: s.input.Session, Turn: turn}).Get(ctx, &reply)
+	if err != nil {
+		return nil, err
+	}
+	switch reply.Outcome {
+	case OutcomeAdmitted:
+		return nil, nil
+	case OutcomeHeld:
+		return nil, s.awaitGrant(ctx, turn)
+	case OutcomeOver:
+		return &Completion{Status: reply.Status, Problem: reply.Problem}, nil
+	}
+	return nil, fmt.Errorf("admit turn %d: unknown outcome %q", turn, reply.Outcome)
+}
+
+// awaitGrant waits for the router's signal for this turn. When the safety timer
+// fires first it continues as new, so that a hold of any length costs one run a
+// bounded number of history events; the new run enqueues the session again.
+func (s *session) awaitGrant(ctx workflow.Context, turn int) error {
+	timerCtx, cancelTimer := workflow.WithCancel(ctx)
+	defer cancelTimer()
+	safety := workflow.NewTimer(timerCtx, holdSafetyInterval)
+	granted, expired := false, false
+	selector := workflow.NewSelector(ctx)
+	selector.AddReceive(s.grants, func(c workflow.ReceiveChannel, _ bool) {
+		var grant Grant
+		c.Receive(ctx, &grant)
+		granted = grant.Turn == turn
+	})
+	selector.AddFuture(safety, func(workflow.Future) { expired = true })
+	selector.AddReceive(ctx.Done(), func(workflow.ReceiveChannel, bool) {})
+	for !granted && !expired && ctx.Err() == nil {
+		selector.Select(ctx)
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if !granted {
+		return s.continueAsNew(ctx, turn, false)
+	}
+	return nil
+}
+
+// turn runs one model call to its commit.
+func (s *session) turn(ctx workflow.Context, turn int) (TurnReply, error) {
+	options := bookkeepingOptions()
+	options.StartToCloseTimeout = turnTimeout
+	options.HeartbeatTimeout = heartbeatTimeout
+	options.WaitForCancellation = true
+	var reply TurnReply
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
+		TurnActivity, TurnRef{Session: s.input.Session, Turn: turn}).Get(ctx, &reply)
+	return reply, err
+}
+
+// finish scores the session where its task asks for that.
+func (s *session) finish(ctx workflow.Context, reply TurnReply) (Completion, error) {
+	end := Completion{Status: reply.Status, Problem: reply.Problem}
+	if !reply.Scored {
+		return end, nil
+	}
+	var score ScoreReply
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, bookkeepingOptions()),
+		ScoreActivity, s.input.Session).Get(ctx, &score)
+	if err != nil {
+		return Completion{}, err
+	}
+	if score.Problem != "" {
+		return Completion{Status: router.Failed.String(), Problem: score.Problem}, nil
+	}
+	end.Reward, end.Detail = score.Reward, score.Detail
+	return end, nil
+}
+
+// endOf turns an error of run into the status that it stands for.
+func (s *session) endOf(ctx workflow.Context, err error) Completion {
+	if temporal.IsCanceledError(err) || ctx.Err() != nil {
+		return Completion{Status: router.Cancelled.String()}
+	}
+	var application *temporal.ApplicationError
+	if errors.As(err, &application) {
+		return Completion{Status: router.Failed.String(), Problem: application.Message()}
+	}
+	return Completion{Status: router.Failed.String(), Problem: err.Error()}
+}
+
+// complete writes the end of the session. It runs on a context of its own, since
+// a cancelled session must be counted too, and retries until the store answers.
+func (s *session) complete(ctx workflow.Context, end Completion) error {
+	end.Session = s.input.Session
+	detached, cancel := workflow.NewDisconnectedContext(ctx)
+	defer cancel()
+	return workflow.ExecuteActivity(workflow.WithActivityOptions(detached, bookkeepingOptions()),
+		CompleteActivity, end).Get(detached, nil)
+}
+
+// continueAsNew starts a fresh history at the given turn. Signals received and
+// not yet read are dropped on purpose: the new run asks the router again.
+func (s *session) continueAsNew(ctx workflow.Context, turn int, admitted bool) error {
+	for s.grants.ReceiveAsync(nil) {
+	}
+	next := SessionInput{Session: s.input.Session, Turn: turn, Admitted: admitted}
+	return workflow.NewContinueAsNewError(ctx, SessionWorkflow, next)
+}
+
+// bookkeepingOptions suits an activity that reads and writes rows: tried again
+// without end while the store or the pool's owner is away, since giving up would
+// turn an outage into failed samples.
+func bookkeepingOptions() workflow.ActivityOptions {
+	return workflow.ActivityOptions{
+		StartToCloseTimeout: bookkeepingTimeout,
+		RetryPolicy: &temporal.RetryPolicy{
+			InitialInterval:    200 * time.Millisecond,
+			BackoffCoefficient: 2,
+			MaximumInterval:    15 * time.Second,
+		},
+	}
+}
+
+func deref(end *Completion) Completion {
+	if end == nil {
+		return Completion{}
+	}
+	return *end
+}
