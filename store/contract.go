@@ -1,0 +1,123 @@
+package store
+
+import (
+	"fmt"
+	"math"
+	"regexp"
+	"time"
+)
+
+// Limits of a contract.
+const (
+	// MaxClasses bounds the classes of one contract.
+	MaxClasses = 64
+	// MaxConcurrency bounds the sessions of a run that are dispatched at a time.
+	MaxConcurrency = 100_000
+	// MaxStalenessBound bounds the staleness bound, in policy versions.
+	MaxStalenessBound = 10_000
+	// ShareTolerance is how far the sum of the shares may be from 1.
+	ShareTolerance = 0.005
+)
+
+var classPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
+
+// GroupPolicy says what happens to a group of which a member is unusable (stale,
+// failed or cancelled).
+type GroupPolicy string
+
+// GroupPartial delivers the members that are usable.
+const GroupPartial GroupPolicy = "partial"
+
+// ClassShare is the target share of one class, rho_b, as a fraction.
+type ClassShare struct {
+	Class string  `json:"class"`
+	Share float64 `json:"share"`
+}
+
+// Contract is what a trainer asks of a run: the mixture, and how much of it may
+// be under way.
+type Contract struct {
+	Classes []ClassShare `json:"classes"`
+	// MaxConcurrency is the number of sessions dispatched and not yet ended.
+	MaxConcurrency int `json:"max_concurrency"`
+	// StalenessBound is eta: how many policy versions a sample may lag behind the
+	// pool's; nil means unbounded.
+	StalenessBound *int        `json:"staleness_bound,omitempty"`
+	GroupPolicy    GroupPolicy `json:"group_policy,omitempty"`
+}
+
+// ContractVersion is one version of a run's contract; versions count from 1.
+type ContractVersion struct {
+	Version int
+	// Contract has shares that sum to 1.
+	Contract Contract
+	// Given are the shares as the trainer wrote them.
+	Given     []ClassShare
+	CreatedAt time.Time
+}
+
+// Normalise checks the contract and returns a copy whose shares sum to 1. A sum
+// within ShareTolerance of 1 is a rounding of the trainer's and is divided out;
+// any other sum is refused with its difference. Errors are *FieldError.
+func (c Contract) Normalise() (Contract, error) {
+	sum, err := c.checkClasses()
+	if err != nil {
+		return Contract{}, err
+	}
+	if c.MaxConcurrency < 1 || c.MaxConcurrency > MaxConcurrency {
+		return Contract{}, &FieldError{Path: "max_concurrency", Problem: fmt.Sprintf("must be between 1 and %d, is %d", MaxConcurrency, c.MaxConcurrency)}
+	}
+	if c.StalenessBound != nil && (*c.StalenessBound < 0 || *c.StalenessBound > MaxStalenessBound) {
+		return Contract{}, &FieldError{Path: "staleness_bound", Problem: fmt.Sprintf("must be between 0 and %d, is %d", MaxStalenessBound, *c.StalenessBound)}
+	}
+	if c.GroupPolicy == "" {
+		c.GroupPolicy = GroupPartial
+	}
+	if c.GroupPolicy != GroupPartial {
+		return Contract{}, &FieldError{Path: "group_policy", Problem: fmt.Sprintf("must be %q, is %q", GroupPartial, c.GroupPolicy)}
+	}
+	classes := make([]ClassShare, len(c.Classes))
+	for i, given := range c.Classes {
+		classes[i] = ClassShare{Class: given.Class, Share: given.Share / sum}
+	}
+	c.Classes = classes
+	return c, nil
+}
+
+// checkClasses returns the sum of the shares.
+func (c Contract) checkClasses() (float64, error) {
+	if len(c.Classes) == 0 || len(c.Classes) > MaxClasses {
+		return 0, &FieldError{Path: "classes", Problem: fmt.Sprintf("must hold 1 to %d classes, holds %d", MaxClasses, len(c.Classes))}
+	}
+	sum := 0.0
+	seen := make(map[string]int, len(c.Classes))
+	for i, given := range c.Classes {
+		path := fmt.Sprintf("classes[%d]", i)
+		if !classPattern.MatchString(given.Class) {
+			return 0, &FieldError{Path: path + ".class", Problem: fmt.Sprintf("must be 1 to 64 letters, digits, dots, dashes or underscores, is %q", given.Class)}
+		}
+		if first, again := seen[given.Class]; again {
+			return 0, &FieldError{Path: path + ".class", Problem: fmt.Sprintf("repeats %q of classes[%d]", given.Class, first)}
+		}
+		seen[given.Class] = i
+		if math.IsNaN(given.Share) || given.Share < 0 || given.Share > 1+ShareTolerance {
+			return 0, &FieldError{Path: path + ".share", Problem: fmt.Sprintf("must be between 0 and 1, is %v", given.Share)}
+		}
+		sum += given.Share
+	}
+	// A hair of slack lets 0.995 and 1.005 themselves pass whatever the rounding.
+	if difference := sum - 1; math.Abs(difference) > ShareTolerance+1e-12 {
+		return 0, &FieldError{Path: "classes", Problem: fmt.Sprintf("shares sum to %.6g, which is off 1 by %+.6g; at most %g is taken for rounding", sum, difference, ShareTolerance)}
+	}
+	return sum, nil
+}
+
+// ShareOf returns the share of a class, and whether the contract declares it.
+func (c Contract) ShareOf(class string) (share float64, declared bool) {
+	for _, candidate := range c.Classes {
+		if candidate.Class == class {
+			return candidate.Share, true
+		}
+	}
+	return 0, false
+}
