@@ -1,0 +1,146 @@
+package task
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"reflect"
+	"strconv"
+
+	strictjson "github.com/go-json-experiment/json"
+	"github.com/go-json-experiment/json/jsontext"
+)
+
+// Decode reads one task from its JSON text and validates it. Unknown members,
+// duplicate members, wrong types and bytes that are not UTF-8 are errors, each a
+// *FieldError with the path of the member below path and its offset in raw.
+func Decode(raw []byte, path string) (Spec, error) {
+	return decodeAt(raw, path, 0)
+}
+
+// DecodeNext reads the next task from a decoder that stands in an array of
+// tasks, so that a batch of any size is decoded one task at a time. Errors of
+// the task are *FieldErrors whose offset counts from the decoder's first byte;
+// errors of the underlying reader are wrapped and can be told apart by that.
+func DecodeNext(decoder *json.Decoder, path string) (Spec, error) {
+	var raw json.RawMessage
+	if err := decoder.Decode(&raw); err != nil {
+		var syntax *json.SyntaxError
+		switch {
+		case errors.As(err, &syntax):
+			return Spec{}, &FieldError{Path: path, Problem: "is not valid JSON: " + syntax.Error(), Offset: syntax.Offset}
+		case errors.Is(err, io.EOF), errors.Is(err, io.ErrUnexpectedEOF):
+			return Spec{}, &FieldError{Path: path, Problem: "the document ends before this task does", Offset: decoder.InputOffset()}
+		}
+		return Spec{}, fmt.Errorf("reading %s: %w", path, err)
+	}
+	return decodeAt(raw, path, decoder.InputOffset()-int64(len(raw)))
+}
+
+// decodeAt decodes raw, which begins at byte start of the whole input.
+func decodeAt(raw []byte, path string, start int64) (Spec, error) {
+	if !isObject(raw) {
+		return Spec{}, &FieldError{Path: path, Problem: "must be an object", Offset: start}
+	}
+	var spec Spec
+	if err := strictjson.Unmarshal(raw, &spec, strictjson.RejectUnknownMembers(true)); err != nil {
+		return Spec{}, describe(err, path, start)
+	}
+	if err := spec.Validate(path); err != nil {
+		return Spec{}, err
+	}
+	return spec, nil
+}
+
+// describe puts a decoder's error into a trainer's words.
+func describe(err error, path string, start int64) error {
+	var semantic *strictjson.SemanticError
+	if errors.As(err, &semantic) {
+		return &FieldError{
+			Path:    belowPath(path, semantic.JSONPointer),
+			Problem: describeSemantic(semantic),
+			Offset:  start + semantic.ByteOffset,
+		}
+	}
+	var syntactic *jsontext.SyntacticError
+	if errors.As(err, &syntactic) {
+		problem := "is not valid JSON: " + syntactic.Err.Error()
+		if errors.Is(syntactic, jsontext.ErrDuplicateName) {
+			problem = "occurs twice"
+		}
+		return &FieldError{
+			Path:    belowPath(path, syntactic.JSONPointer),
+			Problem: problem,
+			Offset:  start + syntactic.ByteOffset,
+		}
+	}
+	return &FieldError{Path: path, Problem: err.Error(), Offset: UnknownOffset}
+}
+
+func describeSemantic(err *strictjson.SemanticError) string {
+	if errors.Is(err.Err, strictjson.ErrUnknownName) {
+		return "is not a known field"
+	}
+	wanted := describeType(err.GoType)
+	if len(err.JSONValue) > 0 {
+		return fmt.Sprintf("must be %s, is %s", wanted, shortened(string(err.JSONValue)))
+	}
+	return fmt.Sprintf("must be %s, is %s", wanted, describeKind(err.JSONKind))
+}
+
+func describeType(t reflect.Type) string {
+	if t == nil {
+		return "something else"
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return describeType(t.Elem())
+	case reflect.String:
+		return "a string"
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int32:
+		return "a whole number below 2147483648"
+	case reflect.Int, reflect.Int64:
+		return "a whole number"
+	case reflect.Uint64:
+		return "a whole number from 0 to 18446744073709551615"
+	case reflect.Float64:
+		return "a number that a 64-bit float can hold"
+	case reflect.Slice:
+		return "an array"
+	}
+	return "an object"
+}
+
+func describeKind(kind jsontext.Kind) string {
+	switch kind {
+	case '"':
+		return "a string"
+	case '0':
+		return "a number"
+	case 't', 'f':
+		return "true or false"
+	case 'n':
+		return "null"
+	case '[':
+		return "an array"
+	case '{':
+		return "an object"
+	}
+	return "something else"
+}
+
+// belowPath turns a JSON pointer (RFC 6901) below a task into the path
+// notation of the API: /environment/turns/2 becomes .environment.turns[2].
+func belowPath(path string, pointer jsontext.Pointer) string {
+	for token := range pointer.Tokens() {
+		if i, err := strconv.ParseUint(token, 10, 31); err == nil {
+			path = index(path, int(i))
+			continue
+		}
+		path = field(path, shortened(token))
+	}
+	return path
+}
