@@ -42,6 +42,9 @@ const (
 // AdmitReply answers an admit activity.
 type AdmitReply struct {
 	Outcome Outcome `json:"outcome"`
+	// Turn is where to go on, with OutcomeAdmitted and OutcomeHeld: the one asked
+	// for, or the last committed one when the workflow had fallen behind the store.
+	Turn int `json:"turn"`
 	// Status and Problem are set with OutcomeOver.
 	Status  string `json:"status,omitempty"`
 	Problem string `json:"problem,omitempty"`

@@ -48,10 +48,14 @@ func (s *session) run(ctx workflow.Context) (Completion, error) {
 	admitted := s.input.Admitted
 	for turn := s.input.Turn; ; {
 		if !admitted {
-			over, err := s.admit(ctx, turn)
-			if err != nil || over != nil {
-				return deref(over), err
+			reply, err := s.admit(ctx, turn)
+			if err != nil {
+				return Completion{}, err
 			}
+			if reply.Outcome == OutcomeOver {
+				return Completion{Status: reply.Status, Problem: reply.Problem}, nil
+			}
+			turn = reply.Turn
 		}
 		reply, err := s.turn(ctx, turn)
 		if err != nil {
@@ -82,24 +86,21 @@ func (s *session) run(ctx workflow.Context) (Completion, error) {
 	}
 }
 
-// admit asks for admission and waits while held. A non-nil completion means the
-// session is over without another turn.
-func (s *session) admit(ctx workflow.Context, turn int) (*Completion, error) {
+// admit asks for admission and waits while held.
+func (s *session) admit(ctx workflow.Context, turn int) (AdmitReply, error) {
 	var reply AdmitReply
 	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, bookkeepingOptions()),
 		AdmitActivity, TurnRef{Session: s.input.Session, Turn: turn}).Get(ctx, &reply)
 	if err != nil {
-		return nil, err
+		return reply, err
 	}
 	switch reply.Outcome {
-	case OutcomeAdmitted:
-		return nil, nil
+	case OutcomeAdmitted, OutcomeOver:
+		return reply, nil
 	case OutcomeHeld:
-		return nil, s.awaitGrant(ctx, turn)
-	case OutcomeOver:
-		return &Completion{Status: reply.Status, Problem: reply.Problem}, nil
+		return reply, s.awaitGrant(ctx, reply.Turn)
 	}
-	return nil, fmt.Errorf("admit turn %d: unknown outcome %q", turn, reply.Outcome)
+	return reply, fmt.Errorf("admit turn %d: unknown outcome %q", turn, reply.Outcome)
 }
 
 // awaitGrant waits for the router's signal for this turn. When the safety timer
@@ -204,11 +205,4 @@ func bookkeepingOptions() workflow.ActivityOptions {
 			MaximumInterval:    15 * time.Second,
 		},
 	}
-}
-
-func deref(end *Completion) Completion {
-	if end == nil {
-		return Completion{}
-	}
-	return *end
 }

@@ -45,7 +45,7 @@ func decodeAt(raw []byte, path string, start int64) (Spec, error) {
 	}
 	var spec Spec
 	if err := strictjson.Unmarshal(raw, &spec, strictjson.RejectUnknownMembers(true)); err != nil {
-		return Spec{}, describe(err, path, start)
+		return Spec{}, Explain(err, path, start)
 	}
 	if err := spec.Validate(path); err != nil {
 		return Spec{}, err
@@ -53,8 +53,10 @@ func decodeAt(raw []byte, path string, start int64) (Spec, error) {
 	return spec, nil
 }
 
-// describe puts a decoder's error into a trainer's words.
-func describe(err error, path string, start int64) error {
+// Explain puts an error of the JSON decoder into words: which field below path,
+// what it must be and what it is. start is the offset at which the decoded text
+// begins in the whole input. Readers of other JSON documents use it as well.
+func Explain(err error, path string, start int64) *FieldError {
 	var semantic *strictjson.SemanticError
 	if errors.As(err, &semantic) {
 		return &FieldError{

@@ -1,0 +1,223 @@
+// Package config is the one typed configuration of Holdfast: defaults, then a
+// YAML file, then the environment, then flags, each over the one before, checked
+// once at start.
+//
+// It reads and checks; it opens nothing. Secrets are masked when it is printed.
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"regexp"
+	"strings"
+	"time"
+)
+
+// Config holds everything that a process needs to know at start.
+type Config struct {
+	// Pool names the pool of engines that this process serves.
+	Pool string `koanf:"pool"`
+	// Listen is the address of the API, host:port; port 0 takes a free one.
+	Listen string `koanf:"listen"`
+	// AllowOpen permits an address beyond loopback without any token.
+	AllowOpen bool `koanf:"allow_open"`
+	// Tokens are the bearer tokens that the API accepts, as role:token.
+	Tokens []string `koanf:"tokens"`
+
+	Database Database `koanf:"database"`
+	Temporal Temporal `koanf:"temporal"`
+	Router   Router   `koanf:"router"`
+	Limits   Limits   `koanf:"limits"`
+	Dev      Dev      `koanf:"dev"`
+	Log      Log      `koanf:"log"`
+}
+
+// Database says where Postgres is.
+type Database struct {
+	// URL is a postgres:// URL; holdfast dev sets it by itself.
+	URL string `koanf:"url"`
+	// MaxConnections bounds the connection pool of this process.
+	MaxConnections int `koanf:"max_connections"`
+}
+
+// Temporal says where the Temporal frontend is.
+type Temporal struct {
+	// Address is host:port; holdfast dev sets it by itself.
+	Address   string `koanf:"address"`
+	Namespace string `koanf:"namespace"`
+}
+
+// Router holds the periods of the pool's control loops.
+type Router struct {
+	// Policy is the admission variant: holdfast, misa-t, misa-t-paper, misa,
+	// session-admission or placement-only.
+	Policy string `koanf:"policy"`
+	// ObserveInterval is how often each engine's metrics are read.
+	ObserveInterval time.Duration `koanf:"observe_interval"`
+	// TickInterval is how often time passes for the core when nothing happens.
+	TickInterval time.Duration `koanf:"tick_interval"`
+	// LeaseTTL is how long a dead owner keeps the pool.
+	LeaseTTL time.Duration `koanf:"lease_ttl"`
+}
+
+// Limits bounds what one process takes on.
+type Limits struct {
+	// TurnsInFlight bounds model calls at once in this process.
+	TurnsInFlight int `koanf:"turns_in_flight"`
+	// ContextCacheMiB bounds the token contexts kept in memory between turns.
+	ContextCacheMiB int `koanf:"context_cache_mib"`
+	// EngineAttempts bounds the tries of one turn that engines answered with errors.
+	EngineAttempts int `koanf:"engine_attempts"`
+}
+
+// Dev sets up holdfast dev and holdfast demo.
+type Dev struct {
+	// DataDir holds Postgres' data, logs and sockets.
+	DataDir string `koanf:"data_dir"`
+	// Engines is the number of simulated engines.
+	Engines int `koanf:"engines"`
+	// EngineCapacityTokens is each simulated engine's KV cache, in tokens.
+	EngineCapacityTokens int64 `koanf:"engine_capacity_tokens"`
+	// TimeScale is engine seconds per wall second.
+	TimeScale float64 `koanf:"time_scale"`
+}
+
+// Log sets up logging.
+type Log struct {
+	// Level is debug, info, warn or error.
+	Level string `koanf:"level"`
+	// Format is text or json.
+	Format string `koanf:"format"`
+}
+
+// Default returns the configuration before file, environment and flags.
+func Default() Config {
+	return Config{
+		Pool:     "default",
+		Listen:   "127.0.0.1:8080",
+		Database: Database{MaxConnections: 16},
+		Temporal: Temporal{Namespace: "holdfast"},
+		Router: Router{
+			Policy:          "holdfast",
+			ObserveInterval: 2 * time.Second,
+			TickInterval:    time.Second,
+			LeaseTTL:        10 * time.Second,
+		},
+		Limits: Limits{TurnsInFlight: 2_000, ContextCacheMiB: 512, EngineAttempts: 6},
+		Dev: Dev{
+			DataDir: ".holdfast/dev", Engines: 2, EngineCapacityTokens: 400_000, TimeScale: 1,
+		},
+		Log: Log{Level: "info", Format: "text"},
+	}
+}
+
+// FieldError names one field of the configuration and what is wrong with it.
+type FieldError struct{ Field, Problem string }
+
+// Error returns field and problem in one line.
+func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
+
+var poolName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+
+// Validate checks what every command needs and returns the first *FieldError.
+func (c *Config) Validate() error {
+	switch {
+	case !poolName.MatchString(c.Pool):
+		return &FieldError{"pool", fmt.Sprintf("%q is not a name of up to 63 lower-case letters, digits and inner dashes", c.Pool)}
+	case c.Database.MaxConnections < 4 || c.Database.MaxConnections > 500:
+		return &FieldError{"database.max_connections", fmt.Sprintf("%d is not between 4 and 500", c.Database.MaxConnections)}
+	case c.Router.ObserveInterval < 100*time.Millisecond || c.Router.ObserveInterval > time.Minute:
+		return &FieldError{"router.observe_interval", fmt.Sprintf("%s is not between 100ms and 1m", c.Router.ObserveInterval)}
+	case c.Router.TickInterval < 100*time.Millisecond || c.Router.TickInterval > time.Minute:
+		return &FieldError{"router.tick_interval", fmt.Sprintf("%s is not between 100ms and 1m", c.Router.TickInterval)}
+	case c.Router.LeaseTTL < 2*time.Second || c.Router.LeaseTTL > 5*time.Minute:
+		return &FieldError{"router.lease_ttl", fmt.Sprintf("%s is not between 2s and 5m", c.Router.LeaseTTL)}
+	case c.Limits.TurnsInFlight < 1 || c.Limits.TurnsInFlight > 100_000:
+		return &FieldError{"limits.turns_in_flight", fmt.Sprintf("%d is not between 1 and 100,000", c.Limits.TurnsInFlight)}
+	case c.Limits.ContextCacheMiB < 16 || c.Limits.ContextCacheMiB > 1<<20:
+		return &FieldError{"limits.context_cache_mib", fmt.Sprintf("%d MiB is not between 16 and 1,048,576", c.Limits.ContextCacheMiB)}
+	case c.Limits.EngineAttempts < 1 || c.Limits.EngineAttempts > 100:
+		return &FieldError{"limits.engine_attempts", fmt.Sprintf("%d is not between 1 and 100", c.Limits.EngineAttempts)}
+	case c.Log.Format != "text" && c.Log.Format != "json":
+		return &FieldError{"log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)}
+	}
+	return c.validateListen()
+}
+
+func (c *Config) validateListen() error {
+	host, _, err := net.SplitHostPort(c.Listen)
+	if err != nil {
+		return &FieldError{"listen", fmt.Sprintf("%q is not host:port", c.Listen)}
+	}
+	for i, t := range c.Tokens {
+		role, token, ok := strings.Cut(t, ":")
+		if !ok || token == "" || (role != "trainer" && role != "operator" && role != "viewer") {
+			return &FieldError{fmt.Sprintf("tokens[%d]", i), "is not ROLE:TOKEN with role trainer, operator or viewer"}
+		}
+	}
+	ip := net.ParseIP(host)
+	loopback := host == "localhost" || (ip != nil && ip.IsLoopback())
+	if !loopback && len(c.Tokens) == 0 && !c.AllowOpen {
+		return &FieldError{"listen", fmt.Sprintf("%q is reachable from outside and no token is set; set tokens, or allow_open to accept that", c.Listen)}
+	}
+	return nil
+}
+
+// ValidateServe checks what only holdfast serve needs.
+func (c *Config) ValidateServe() error {
+	if err := c.ValidateDatabase(); err != nil {
+		return err
+	}
+	if c.Temporal.Address == "" {
+		return &FieldError{"temporal.address", "is required: host:port of a Temporal frontend"}
+	}
+	if _, _, err := net.SplitHostPort(c.Temporal.Address); err != nil {
+		return &FieldError{"temporal.address", fmt.Sprintf("%q is not host:port", c.Temporal.Address)}
+	}
+	if c.Temporal.Namespace == "" {
+		return &FieldError{"temporal.namespace", "is required"}
+	}
+	return nil
+}
+
+// ValidateDatabase checks what holdfast serve and holdfast migrate need.
+func (c *Config) ValidateDatabase() error {
+	if c.Database.URL == "" {
+		return &FieldError{"database.url", "is required: postgres://user:password@host:port/name"}
+	}
+	u, err := url.Parse(c.Database.URL)
+	if err != nil || (u.Scheme != "postgres" && u.Scheme != "postgresql") {
+		return &FieldError{"database.url", "is not a postgres:// URL"}
+	}
+	return nil
+}
+
+// ValidateDev checks what holdfast dev and holdfast demo need.
+func (c *Config) ValidateDev() error {
+	switch {
+	case c.Dev.DataDir == "":
+		return &FieldError{"dev.data_dir", "is required"}
+	case c.Dev.Engines < 0 || c.Dev.Engines > 64:
+		return &FieldError{"dev.engines", fmt.Sprintf("%d is not between 0 and 64", c.Dev.Engines)}
+	case c.Dev.EngineCapacityTokens < 1_024 || c.Dev.EngineCapacityTokens > 1<<31:
+		return &FieldError{"dev.engine_capacity_tokens", fmt.Sprintf("%d tokens is not between 1,024 and 2,147,483,648", c.Dev.EngineCapacityTokens)}
+	case !(c.Dev.TimeScale >= 0.01 && c.Dev.TimeScale <= 10_000):
+		return &FieldError{"dev.time_scale", fmt.Sprintf("%g is not between 0.01 and 10,000 engine seconds per wall second", c.Dev.TimeScale)}
+	}
+	return nil
+}
+
+// Masked returns a copy whose secrets are replaced, for printing.
+func (c Config) Masked() Config {
+	if u, err := url.Parse(c.Database.URL); err == nil && c.Database.URL != "" {
+		c.Database.URL = u.Redacted()
+	}
+	masked := make([]string, len(c.Tokens))
+	for i, t := range c.Tokens {
+		role, _, _ := strings.Cut(t, ":")
+		masked[i] = role + ":xxxxx"
+	}
+	c.Tokens = masked
+	return c
+}

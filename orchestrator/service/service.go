@@ -1,0 +1,271 @@
+// Package service runs one pool: it takes ownership, rebuilds the router from
+// the store, runs the session workflows' worker, dispatches what trainers release
+// and carries messages to workflows, until ownership is lost or the process ends.
+//
+// Any number of processes may run it for one pool; one of them owns the pool at a
+// time, the others stand by. It serves no HTTP.
+package service
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
+	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/worker"
+	"go.temporal.io/sdk/workflow"
+	"golang.org/x/sync/errgroup"
+
+	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/fleet"
+	"holdfast/orchestrator/pool"
+	"holdfast/router"
+	"holdfast/store"
+	"holdfast/workflows"
+	"holdfast/workflows/activities"
+)
+
+// Config sets up a Service.
+type Config struct {
+	Pool     string
+	Store    *store.Store
+	Listener *store.Listener
+	Temporal client.Client
+	// Router is the policy of the core.
+	Router router.Config
+	// NewClient connects to an engine of that kind.
+	NewClient func(kind, url string) (engine.Client, error)
+
+	ObserveInterval time.Duration
+	TickInterval    time.Duration
+	// LeaseTTL is how long a dead owner keeps the pool from others.
+	LeaseTTL time.Duration
+	// TurnsInFlight bounds model calls at once in this process.
+	TurnsInFlight     int
+	ContextCacheBytes int64
+	EngineAttempts    int
+
+	Registerer prometheus.Registerer
+	Logger     *slog.Logger
+}
+
+// Service runs one pool while it owns it. Create it with New, run it once.
+type Service struct {
+	cfg     Config
+	name    string
+	metrics *metrics
+	owned   atomic.Pointer[owned]
+}
+
+// owned is what exists while this process owns the pool.
+type owned struct {
+	epoch int64
+	loop  *pool.Loop
+}
+
+// errLost ends a term of ownership.
+var errLost = errors.New("ownership of the pool was lost")
+
+// New returns a service that has not started.
+func New(cfg Config) (*Service, error) {
+	if cfg.Store == nil || cfg.Listener == nil || cfg.Temporal == nil || cfg.NewClient == nil || cfg.Logger == nil || cfg.Registerer == nil {
+		return nil, errors.New("service: store, listener, temporal client, engine client factory, registerer and logger are required")
+	}
+	if cfg.Pool == "" || cfg.LeaseTTL <= 0 || cfg.TurnsInFlight < 1 {
+		return nil, errors.New("service: pool, a positive lease and a positive number of turns in flight are required")
+	}
+	m, err := newMetrics(cfg.Registerer, cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("service: %w", err)
+	}
+	host, err := os.Hostname()
+	if err != nil {
+		return nil, fmt.Errorf("service: %w", err)
+	}
+	return &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m}, nil
+}
+
+// Run serves the pool until ctx ends: as owner whenever it can be, standing by
+// otherwise.
+func (s *Service) Run(ctx context.Context) error {
+	for ctx.Err() == nil {
+		epoch, ok, err := s.cfg.Store.AcquirePool(ctx, s.cfg.Pool, s.name, s.cfg.LeaseTTL.Seconds())
+		switch {
+		case err != nil && ctx.Err() == nil:
+			s.cfg.Logger.Warn("acquiring the pool failed, trying again", "pool", s.cfg.Pool, "error", err)
+		case ok:
+			s.metrics.owner.Set(1)
+			err = s.own(ctx, epoch)
+			s.owned.Store(nil)
+			s.metrics.owner.Set(0)
+			if ctx.Err() == nil {
+				s.cfg.Logger.Warn("this process owns the pool no more, standing by", "pool", s.cfg.Pool, "epoch", epoch, "reason", err)
+			}
+		}
+		timer := time.NewTimer(s.cfg.LeaseTTL / 5)
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	return nil
+}
+
+// own runs one term of ownership.
+func (s *Service) own(ctx context.Context, epoch int64) error {
+	log := s.cfg.Logger.With("pool", s.cfg.Pool, "epoch", epoch)
+	messages := newWake()
+	loop, err := pool.New(pool.Config{
+		Router:       s.cfg.Router,
+		Journal:      &journal{store: s.cfg.Store, pool: s.cfg.Pool, epoch: epoch, messages: messages},
+		Now:          monotonicUnix(),
+		TickInterval: s.cfg.TickInterval,
+		Observe:      s.metrics.observe,
+	})
+	if err != nil {
+		return err
+	}
+	engines, err := fleet.New(fleet.Config{
+		Pool: s.cfg.Pool, Registry: s.cfg.Store,
+		Changed: func() <-chan struct{} { return s.cfg.Listener.WaitFor(store.InstancesTopic(s.cfg.Pool)) },
+		Tell:    loop.Tell, NewClient: s.cfg.NewClient, ObserveInterval: s.cfg.ObserveInterval, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	acts, err := activities.New(activities.Config{
+		Store: s.cfg.Store, Router: loop, Engines: engines, Epoch: epoch,
+		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Logger: log,
+	})
+	if err != nil {
+		return err
+	}
+	restored, err := s.restore(ctx)
+	if err != nil {
+		return err
+	}
+	log.Info("this process owns the pool", "restored_events", len(restored))
+
+	term, ctx := errgroup.WithContext(ctx)
+	term.Go(func() error { return loop.Run(ctx, restored) })
+	term.Go(func() error { return engines.Run(ctx) })
+	term.Go(func() error { return s.renew(ctx, epoch) })
+	term.Go(func() error {
+		d := dispatcher{store: s.cfg.Store, pool: s.cfg.Pool, listener: s.cfg.Listener, messages: messages, log: log}
+		return d.run(ctx)
+	})
+	term.Go(func() error {
+		r := relay{store: s.cfg.Store, temporal: s.cfg.Temporal, listener: s.cfg.Listener, messages: messages, cancelLocal: acts.CancelRunning, log: log}
+		return r.run(ctx)
+	})
+	term.Go(func() error { return s.work(ctx, acts) })
+	s.owned.Store(&owned{epoch: epoch, loop: loop})
+	err = term.Wait()
+	s.owned.Store(nil)
+	s.release(epoch)
+	return err
+}
+
+// restore reads what rebuilds the core, and puts every message that a dead owner
+// may have owed back into the outbox.
+func (s *Service) restore(ctx context.Context) ([]router.Event, error) {
+	instances, err := s.cfg.Store.Instances(ctx, s.cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("restoring instances: %w", err)
+	}
+	sessions, err := s.cfg.Store.LiveSessions(ctx, s.cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("restoring sessions: %w", err)
+	}
+	if _, err := s.cfg.Store.RequeueMessages(ctx, s.cfg.Pool); err != nil {
+		return nil, fmt.Errorf("restoring messages to workflows: %w", err)
+	}
+	return restoredEvents(instances, sessions), nil
+}
+
+// renew keeps the lease and ends the term when it cannot.
+func (s *Service) renew(ctx context.Context, epoch int64) error {
+	ticker := time.NewTicker(s.cfg.LeaseTTL / 3)
+	defer ticker.Stop()
+	expires := time.Now().Add(s.cfg.LeaseTTL)
+	for {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ticker.C:
+		}
+		asked := time.Now()
+		err := s.cfg.Store.RenewPool(ctx, s.cfg.Pool, epoch, s.cfg.LeaseTTL.Seconds())
+		switch {
+		case err == nil:
+			expires = asked.Add(s.cfg.LeaseTTL)
+		case errors.Is(err, store.ErrFenced), time.Now().After(expires):
+			return fmt.Errorf("%w: %w", errLost, err)
+		case ctx.Err() == nil:
+			s.cfg.Logger.Warn("renewing the lease failed, trying again", "pool", s.cfg.Pool, "error", err)
+		}
+	}
+}
+
+// release lets a successor start at once after an orderly end.
+func (s *Service) release(epoch int64) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	if err := s.cfg.Store.ReleasePool(ctx, s.cfg.Pool, epoch); err != nil {
+		s.cfg.Logger.Warn("releasing the pool failed; its lease runs out by itself", "pool", s.cfg.Pool, "error", err)
+	}
+}
+
+// work runs the Temporal worker until ctx ends.
+func (s *Service) work(ctx context.Context, acts *activities.Activities) error {
+	w := worker.New(s.cfg.Temporal, workflows.TaskQueue(s.cfg.Pool), worker.Options{
+		MaxConcurrentActivityExecutionSize:     s.cfg.TurnsInFlight,
+		MaxConcurrentWorkflowTaskExecutionSize: 64,
+		MaxConcurrentActivityTaskPollers:       4,
+		MaxConcurrentWorkflowTaskPollers:       4,
+		MaxHeartbeatThrottleInterval:           10 * time.Second,
+		BackgroundActivityContext:              ctx,
+		WorkerStopTimeout:                      3 * time.Second,
+	})
+	w.RegisterWorkflowWithOptions(workflows.Session, workflow.RegisterOptions{Name: workflows.SessionWorkflow})
+	acts.Register(w)
+	if err := w.Start(); err != nil {
+		return fmt.Errorf("starting the Temporal worker: %w", err)
+	}
+	<-ctx.Done()
+	w.Stop()
+	return ctx.Err()
+}
+
+// Owner tells whether this process owns the pool now, and under which epoch.
+func (s *Service) Owner() (epoch int64, ok bool) {
+	o := s.owned.Load()
+	if o == nil {
+		return 0, false
+	}
+	return o.epoch, true
+}
+
+// Describe returns the router's whole state as text, or pool.ErrNotOwner.
+func (s *Service) Describe(ctx context.Context, name string) (string, error) {
+	o := s.owned.Load()
+	if o == nil || name != s.cfg.Pool {
+		return "", pool.ErrNotOwner
+	}
+	return o.loop.Describe(ctx)
+}
+
+// monotonicUnix gives Unix nanoseconds that never run backwards while the process
+// lives, whatever happens to the wall clock.
+func monotonicUnix() func() router.Nanos {
+	start := time.Now()
+	unix := start.UnixNano()
+	return func() router.Nanos { return unix + int64(time.Since(start)) }
+}

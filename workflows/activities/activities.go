@@ -1,0 +1,180 @@
+// Package activities does what session workflows ask for: it asks the pool's
+// router for placement, calls engines, and writes turns and endings.
+//
+// Activities may run twice and on different processes; each is idempotent by
+// session and turn. They keep nothing that cannot be read again: the context
+// cache only saves reading a long transcript at every turn.
+package activities
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/google/uuid"
+	"go.temporal.io/sdk/activity"
+	"go.temporal.io/sdk/worker"
+
+	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/pool"
+	"holdfast/router"
+	"holdfast/store"
+	"holdfast/workflows"
+)
+
+// Router decides where turns run; the pool's loop.
+type Router interface {
+	RequestTurn(ctx context.Context, request router.TurnRequested) (pool.Placement, error)
+	Tell(ctx context.Context, event router.Event) error
+}
+
+// Engines reaches the pool's instances by id.
+type Engines interface {
+	// Generate runs one model call. Its errors are *engine.Error or ctx's own.
+	Generate(ctx context.Context, instance router.InstanceID, session router.SessionID, request engine.Request, onProgress func(engine.Progress)) (engine.Result, error)
+	// Forget drops a session that has ended from what is known of the instances.
+	Forget(session router.SessionID)
+	// MaxContextTokens is the largest context that any instance takes, 0 while none is known.
+	MaxContextTokens() int64
+}
+
+// Config sets up Activities.
+type Config struct {
+	Store   *store.Store
+	Router  Router
+	Engines Engines
+	// Epoch is the ownership under which this process writes.
+	Epoch int64
+	// ContextCacheBytes bounds the token contexts kept between turns.
+	ContextCacheBytes int64
+	// EngineAttempts bounds the tries of one turn that engines answered with errors;
+	// an instance that cannot be reached at all does not count, since the router
+	// then holds the turn until one can.
+	EngineAttempts int
+	Logger         *slog.Logger
+}
+
+// Activities are the activities of one pool's owner.
+type Activities struct {
+	cfg      Config
+	contexts *contextCache
+	running  *running
+}
+
+// New returns activities that are ready to be registered.
+func New(cfg Config) (*Activities, error) {
+	if cfg.Store == nil || cfg.Router == nil || cfg.Engines == nil || cfg.Logger == nil {
+		return nil, errors.New("activities: store, router, engines and logger are required")
+	}
+	if cfg.EngineAttempts < 1 || cfg.ContextCacheBytes < 1 {
+		return nil, errors.New("activities: engine attempts and context cache bytes must be positive")
+	}
+	contexts, err := newContextCache(cfg.ContextCacheBytes)
+	if err != nil {
+		return nil, fmt.Errorf("activities: %w", err)
+	}
+	return &Activities{cfg: cfg, contexts: contexts, running: newRunning()}, nil
+}
+
+// Register gives the activities to a worker under their fixed names.
+func (a *Activities) Register(w worker.ActivityRegistry) {
+	w.RegisterActivityWithOptions(a.Admit, activity.RegisterOptions{Name: workflows.AdmitActivity})
+	w.RegisterActivityWithOptions(a.Turn, activity.RegisterOptions{Name: workflows.TurnActivity})
+	w.RegisterActivityWithOptions(a.Score, activity.RegisterOptions{Name: workflows.ScoreActivity})
+	w.RegisterActivityWithOptions(a.Complete, activity.RegisterOptions{Name: workflows.CompleteActivity})
+}
+
+// CancelRunning ends the session's model call if this process is making one, so
+// that the engine stops before Temporal's cancellation arrives with a heartbeat.
+func (a *Activities) CancelRunning(session uuid.UUID) { a.running.cancel(session) }
+
+// Admit enqueues a session's turn with the router and answers admitted or held.
+func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflows.AdmitReply, error) {
+	id, err := uuid.Parse(ref.Session)
+	if err != nil {
+		return workflows.AdmitReply{}, fmt.Errorf("admitting: session id: %w", err)
+	}
+	work, err := a.cfg.Store.SessionForWork(ctx, id)
+	if err != nil {
+		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	}
+	if over, ok := a.overBefore(&work, ref.Turn); ok {
+		return workflows.AdmitReply{Outcome: workflows.OutcomeOver, Status: over.Status, Problem: over.Problem}, nil
+	}
+	if ref.Turn < work.Turns {
+		// The workflow has fallen behind the store (it was started anew): it goes on
+		// with what follows the last committed turn, which holds no new admission.
+		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: work.Turns - 1}, nil
+	}
+	placement, err := a.cfg.Router.RequestTurn(ctx, a.turnRequest(&work, ref.Turn, a.promptTokens(&work, ref.Turn), ""))
+	if err != nil {
+		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	}
+	if placement.Admitted {
+		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: ref.Turn}, nil
+	}
+	return workflows.AdmitReply{Outcome: workflows.OutcomeHeld, Turn: ref.Turn}, nil
+}
+
+// turnRequest is what the router needs to know of a turn.
+func (a *Activities) turnRequest(work *store.WorkSession, turn int, promptTokens int64, avoid router.InstanceID) router.TurnRequested {
+	request := router.TurnRequested{
+		Session:              router.SessionID(work.ID),
+		Class:                router.ClassID(work.Class),
+		Turn:                 turn,
+		PromptTokens:         promptTokens,
+		ExpectedOutputTokens: int64(outputTokens(&work.Spec, turn)),
+		Avoid:                avoid,
+	}
+	if work.GroupSize > 1 {
+		request.Group = router.GroupID(work.TaskID)
+		request.SharedTokens = int64(work.PromptTokens)
+	}
+	return request
+}
+
+// promptTokens is L of a turn: the context so far and what is appended before it.
+func (a *Activities) promptTokens(work *store.WorkSession, turn int) int64 {
+	if turn == 0 {
+		return int64(work.PromptTokens)
+	}
+	return work.ContextTokens + int64(appendedTokens(&work.Spec, turn))
+}
+
+// overBefore tells whether the session ends before this turn is even asked for.
+func (a *Activities) overBefore(work *store.WorkSession, turn int) (workflows.TurnReply, bool) {
+	switch {
+	case work.State == store.SessionEnded, work.CancelRequested:
+		// An ending that is written already stands; completing again changes nothing.
+		return over(router.Cancelled, ""), true
+	case turn < work.Turns:
+		return workflows.TurnReply{}, false
+	}
+	prompt := a.promptTokens(work, turn)
+	limits := work.Spec.Limits
+	if limit := a.cfg.Engines.MaxContextTokens(); limit > 0 && prompt >= limit {
+		if turn == 0 {
+			return over(router.Failed, fmt.Sprintf("the prompt of %d tokens leaves no room in the pool's context of %d tokens", prompt, limit)), true
+		}
+		return over(router.Truncated, ""), true
+	}
+	if limits.MaxContextTokens > 0 && prompt >= int64(limits.MaxContextTokens) {
+		return over(router.Truncated, ""), true
+	}
+	if limits.MaxTurns > 0 && turn >= limits.MaxTurns {
+		return over(router.Truncated, ""), true
+	}
+	if limits.MaxRunSeconds > 0 && work.FirstAdmittedAt != nil {
+		ran := time.Since(*work.FirstAdmittedAt).Seconds() - work.HeldSeconds
+		if ran >= limits.MaxRunSeconds {
+			return over(router.Truncated, ""), true
+		}
+	}
+	return workflows.TurnReply{}, false
+}
+
+func over(status router.EndStatus, problem string) workflows.TurnReply {
+	return workflows.TurnReply{Outcome: workflows.OutcomeOver, Status: status.String(), Problem: problem}
+}
