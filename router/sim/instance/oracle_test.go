@@ -1,0 +1,427 @@
+package instance
+
+import "sort"
+
+// oracle is the engine model as one would write it without a thought for speed:
+// every block is an object with a content key, every step is simulated, every
+// sequence is advanced by one token at a time. The instance must agree with it
+// exactly.
+type oracle struct {
+	p        Params
+	cost     stepCost
+	now      int64
+	boundary int64 // picoseconds
+	stepEnd  int64
+	inStep   bool
+	pause    PauseMode
+	free     int // never cached or no longer cached
+	idle     []*oracleBlock
+	cached   map[oracleKey]*oracleBlock
+	epoch    int
+	waiting  []*oracleRequest
+	running  []*oracleRequest
+	byID     map[uint64]*oracleRequest
+	seq      uint64
+	events   []Event
+}
+
+type oracleKey struct {
+	chain uint64
+	index int
+}
+
+type oracleBlock struct {
+	key    oracleKey
+	cached bool
+	refs   int
+	epoch  int
+}
+
+type oracleRequest struct {
+	Request
+	seq       uint64
+	blocks    []*oracleBlock
+	committed int
+	kv        int // tokens computed or being computed
+	target    int
+	generated int
+	prefill   bool
+	inBatch   bool
+	writer    bool
+	epoch     int
+	event     Event
+	submitted int64
+	scheduled int64
+	preempted int
+}
+
+func newOracle(p Params) *oracle {
+	return &oracle{
+		p: p, cost: p.stepCost(), free: p.CapacityBlocks,
+		cached: map[oracleKey]*oracleBlock{}, byID: map[uint64]*oracleRequest{},
+	}
+}
+
+func (o *oracle) key(ch *Chain, index int) oracleKey {
+	for ch.Parent != nil && index < ch.SharedTokens/o.p.BlockTokens {
+		ch = ch.Parent
+	}
+	return oracleKey{ch.ID, index}
+}
+
+func (o *oracle) submit(r Request) {
+	if !o.p.PriorityScheduling {
+		r.Priority = 0
+	}
+	x := &oracleRequest{Request: r, seq: o.seq, target: r.PromptTokens, submitted: o.now, scheduled: -1}
+	o.seq++
+	o.byID[r.ID] = x
+	o.enqueue(x)
+}
+
+func (o *oracle) enqueue(x *oracleRequest) {
+	o.waiting = append(o.waiting, x)
+	sort.SliceStable(o.waiting, func(i, j int) bool {
+		a, b := o.waiting[i], o.waiting[j]
+		return a.Priority < b.Priority || a.Priority == b.Priority && a.seq < b.seq
+	})
+}
+
+func (o *oracle) abort(id uint64) {
+	x := o.byID[id]
+	if x == nil {
+		return
+	}
+	o.waiting = without(o.waiting, x)
+	o.leave(x)
+	delete(o.byID, id)
+}
+
+func (o *oracle) reset() {
+	o.free += len(o.idle)
+	o.idle = nil
+	o.cached = map[oracleKey]*oracleBlock{}
+	o.epoch++
+}
+
+func without(list []*oracleRequest, x *oracleRequest) []*oracleRequest {
+	var out []*oracleRequest
+	for _, y := range list {
+		if y != x {
+			out = append(out, y)
+		}
+	}
+	return out
+}
+
+// leave releases all of x's blocks, the last first.
+func (o *oracle) leave(x *oracleRequest) {
+	o.commit(x)
+	o.running = without(o.running, x)
+	for i := len(x.blocks) - 1; i >= 0; i-- {
+		o.unref(x.blocks[i])
+	}
+	x.blocks, x.committed, x.kv = nil, 0, 0
+	x.writer, x.inBatch = false, false
+}
+
+func (o *oracle) unref(b *oracleBlock) {
+	b.refs--
+	if b.refs > 0 {
+		return
+	}
+	if b.cached && b.epoch == o.epoch {
+		o.idle = append(o.idle, b)
+	} else {
+		o.free++
+	}
+}
+
+func (o *oracle) ref(b *oracleBlock) {
+	if b.refs == 0 {
+		for i, x := range o.idle {
+			if x == b {
+				o.idle = append(append([]*oracleBlock{}, o.idle[:i]...), o.idle[i+1:]...)
+				break
+			}
+		}
+	}
+	b.refs++
+}
+
+func (o *oracle) available() int { return o.free + len(o.idle) }
+
+func (o *oracle) grow(x *oracleRequest, kv int) {
+	x.kv = kv
+	for len(x.blocks) < (kv+o.p.BlockTokens-1)/o.p.BlockTokens {
+		if o.free == 0 {
+			delete(o.cached, o.idle[0].key)
+			o.idle = o.idle[1:]
+			o.free++
+		}
+		o.free--
+		x.blocks = append(x.blocks, &oracleBlock{refs: 1})
+	}
+	if x.prefill {
+		o.commit(x)
+	}
+}
+
+// commit makes x's full blocks findable. For what was decoded that happens when
+// somebody looks or the request leaves; a block that is cached already is shared.
+func (o *oracle) commit(x *oracleRequest) {
+	for x.writer && x.epoch == o.epoch && x.committed < x.kv/o.p.BlockTokens {
+		b := x.blocks[x.committed]
+		k := o.key(x.Chain, x.committed)
+		if other := o.cached[k]; other != nil {
+			o.ref(other)
+			o.unref(b)
+			x.blocks[x.committed] = other
+		} else {
+			b.key, b.cached, b.epoch = k, true, o.epoch
+			o.cached[k] = b
+		}
+		x.committed++
+	}
+}
+
+func (o *oracle) hit(ch *Chain, tokens int) []*oracleBlock {
+	var found []*oracleBlock
+	for i := 0; ch != nil && i < (tokens-1)/o.p.BlockTokens; i++ {
+		k := o.key(ch, i)
+		for _, x := range o.running {
+			if x.writer && x.epoch == o.epoch && x.Chain.ID == k.chain {
+				o.commit(x)
+			}
+		}
+		b := o.cached[k]
+		if b == nil {
+			break
+		}
+		found = append(found, b)
+	}
+	return found
+}
+
+func (o *oracle) preempt() {
+	victim := o.running[len(o.running)-1]
+	if o.p.PriorityScheduling {
+		for _, x := range o.running {
+			if x.Priority > victim.Priority || x.Priority == victim.Priority && x.seq > victim.seq {
+				victim = x
+			}
+		}
+	}
+	o.leave(victim)
+	victim.preempted++
+	victim.target = victim.PromptTokens + victim.generated
+	o.enqueue(victim)
+	o.emit(victim, Preempted)
+}
+
+func (o *oracle) emit(x *oracleRequest, kind EventKind) {
+	x.event.Kind, x.event.ID, x.event.At = kind, x.ID, (o.boundary+999)/1000
+	x.event.OutputTokens, x.event.Preemptions = x.generated, x.preempted
+	x.event.QueueNanos = x.scheduled - x.submitted
+	o.events = append(o.events, x.event)
+}
+
+func (o *oracle) runnable() bool {
+	switch o.pause {
+	case PauseAll:
+		return false
+	case PauseAdmissions:
+		return len(o.running) > 0
+	}
+	return len(o.running)+len(o.waiting) > 0
+}
+
+func (o *oracle) start() {
+	preempted := false
+	size := o.p.BlockTokens
+	for {
+		need := 0
+		for _, x := range o.running {
+			if !x.prefill && x.kv%size == 0 {
+				need++
+			}
+		}
+		if need <= o.available() {
+			break
+		}
+		o.preempt()
+		preempted = true
+	}
+	budget := o.p.MaxBatchedTokens
+	var kv int64
+	for _, x := range o.running {
+		if !x.prefill {
+			kv += int64(x.kv)
+			budget--
+		}
+	}
+	for _, x := range o.running {
+		if !x.prefill {
+			o.grow(x, x.kv+1)
+			x.inBatch = true
+		}
+	}
+	var picos int64
+	for _, x := range append([]*oracleRequest{}, o.running...) {
+		if !x.prefill || budget == 0 || o.byID[x.ID] == nil || len(x.blocks) == 0 {
+			continue
+		}
+		chunk := min(x.target-x.kv, budget)
+		need := (x.kv+chunk+size-1)/size - len(x.blocks)
+		gone := false
+		for need > o.available() && !gone {
+			before := map[*oracleRequest]bool{}
+			for _, y := range o.running {
+				before[y] = true
+			}
+			o.preempt()
+			preempted = true
+			gone = !contains(o.running, x)
+			for _, y := range o.running {
+				delete(before, y)
+			}
+			for y := range before {
+				if !y.prefill {
+					kv -= int64(y.target - 1)
+				}
+			}
+		}
+		if gone {
+			continue
+		}
+		picos += o.chunk(x, chunk)
+		budget -= chunk
+	}
+	for !preempted && o.pause == Running && budget > 0 && len(o.waiting) > 0 && len(o.running) < o.p.MaxSequences {
+		x := o.waiting[0]
+		found := o.hit(x.Chain, x.target)
+		idle := 0
+		for _, b := range found {
+			if b.refs == 0 {
+				idle++
+			}
+		}
+		have := len(found) * size
+		chunk := min(x.target-have, budget)
+		if (have+chunk+size-1)/size-len(found) > o.available()-idle {
+			break
+		}
+		o.waiting = o.waiting[1:]
+		o.running = append(o.running, x)
+		x.prefill, x.epoch, x.kv, x.committed = true, o.epoch, have, len(found)
+		x.writer = x.Chain != nil && (x.Chain.Parent == nil || x.Chain.SharedTokens <= x.PromptTokens)
+		for _, y := range o.running {
+			if y != x && y.writer && x.writer && y.epoch == o.epoch && y.Chain.ID == x.Chain.ID {
+				x.writer = false
+			}
+		}
+		for k := range o.cached {
+			if x.writer && k.chain == x.Chain.ID && k.index >= x.target/size {
+				x.writer = false
+			}
+		}
+		for _, b := range found {
+			o.ref(b)
+		}
+		x.blocks = append([]*oracleBlock{}, found...)
+		if x.scheduled < 0 {
+			x.scheduled = (o.boundary + 999) / 1000
+			x.event.CachedTokens = have
+		}
+		picos += o.chunk(x, chunk)
+		budget -= chunk
+	}
+	if len(o.running) == 0 {
+		return
+	}
+	o.inStep = true
+	o.stepEnd = o.boundary + o.cost.basePicos + int64(len(o.running))*o.cost.perSequencePicos + kv*o.cost.perKVTokenPicos + picos
+}
+
+func contains(list []*oracleRequest, x *oracleRequest) bool {
+	for _, y := range list {
+		if x == y {
+			return true
+		}
+	}
+	return false
+}
+
+func (o *oracle) chunk(x *oracleRequest, chunk int) int64 {
+	a, b := int64(x.kv), int64(x.kv+chunk)
+	o.grow(x, x.kv+chunk)
+	return (b-a)*o.cost.perTokenPicos + (b*b-a*a)*o.cost.perSquareFemtos/1000
+}
+
+func (o *oracle) complete() {
+	o.inStep = false
+	o.boundary = o.stepEnd
+	var ended, joined []*oracleRequest
+	for _, x := range o.running {
+		if x.prefill {
+			if x.kv == x.target {
+				joined = append(joined, x)
+			}
+			continue
+		}
+		x.generated++
+		if x.generated == x.OutputTokens {
+			ended = append(ended, x)
+		}
+	}
+	sort.Slice(ended, func(i, j int) bool { return ended[i].seq < ended[j].seq })
+	for _, x := range ended {
+		o.finish(x)
+	}
+	for _, x := range joined {
+		x.prefill = false
+		x.generated++
+		if x.generated == 1 {
+			x.event.PrefillNanos = (o.boundary+999)/1000 - x.scheduled
+			o.emit(x, FirstToken)
+		}
+		if x.generated == x.OutputTokens {
+			o.finish(x)
+		}
+	}
+}
+
+func (o *oracle) finish(x *oracleRequest) {
+	o.leave(x)
+	delete(o.byID, x.ID)
+	o.emit(x, Finished)
+}
+
+func (o *oracle) advance(to int64) {
+	for o.now < to {
+		if o.inStep {
+			if o.stepEnd > to*1000 {
+				break
+			}
+			o.complete()
+		}
+		if o.boundary >= to*1000 || !o.runnable() {
+			break
+		}
+		o.start()
+		if !o.inStep {
+			break
+		}
+	}
+	if !o.inStep {
+		o.boundary = max(o.boundary, to*1000)
+	}
+	o.now = max(o.now, to)
+}
+
+// nudge starts the step that is due, as NextEvent does.
+func (o *oracle) nudge() {
+	if !o.inStep && o.runnable() {
+		o.start()
+	}
+}
