@@ -1,0 +1,63 @@
+# Everything a newcomer needs: make demo, make test. See README.md.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+BIN := bin
+GO  ?= go
+TOOL := $(GO) tool -modfile=deploy/tools/go.mod
+
+export HOLDFAST_TEMPORAL_BIN ?= $(CURDIR)/$(BIN)/holdfast-temporal
+
+.PHONY: help
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: $(BIN)/holdfast-temporal ## Build bin/holdfast and the development Temporal server
+	$(GO) build -o $(BIN)/holdfast ./orchestrator/cmd/holdfast
+
+# The Temporal server is a module of its own: some 450 dependencies that holdfast
+# does not carry. Its first build takes minutes, later ones seconds.
+$(BIN)/holdfast-temporal: $(wildcard orchestrator/temporaldev/*.go) orchestrator/temporaldev/go.mod orchestrator/temporaldev/go.sum
+	@echo "building the development Temporal server (the first time: about 6 minutes on 2 cores)"
+	cd orchestrator/temporaldev && $(GO) build -o ../../$(BIN)/holdfast-temporal .
+
+.PHONY: postgres
+postgres: ## Find a Postgres, or install one where that is allowed
+	@deploy/install-postgres.sh
+
+.PHONY: demo
+demo: build postgres ## Run a mixed batch on two simulated engines and print a summary
+	@$(BIN)/holdfast demo
+
+.PHONY: test
+test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
+	$(GO) test ./...
+	cd orchestrator/temporaldev && $(GO) vet ./...
+
+.PHONY: test-race
+test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
+	$(GO) test -race ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./workflows/... ./store ./api
+
+.PHONY: lint
+lint: ## gofmt, go vet, staticcheck, and the determinism check of workflow code
+	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo "gofmt would change the files above"; exit 1; }
+	$(GO) vet ./...
+	$(TOOL) staticcheck ./...
+	$(TOOL) workflowcheck -test=false ./workflows
+
+.PHONY: bench
+bench: build postgres ## Measure what docs/performance.md reports
+	@$(BIN)/holdfast bench
+
+.PHONY: sim
+sim: ## Compare admission policies in simulation (under 8 minutes)
+	$(GO) run ./orchestrator/cmd/holdfast sim paper
+
+.PHONY: openapi
+openapi: ## Write api/openapi.yaml from the code
+	$(GO) test ./api -run TestOpenAPI -update
+
+.PHONY: clean
+clean: ## Remove binaries and the development data
+	rm -rf $(BIN) .holdfast
