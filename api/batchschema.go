@@ -1,0 +1,114 @@
+package api
+
+import (
+	"reflect"
+	"slices"
+
+	"github.com/danielgtaylor/huma/v2"
+
+	"holdfast/store"
+	"holdfast/workflows/task"
+)
+
+// batchRequestBody documents the body that batchBody reads. The shape of a task
+// comes from task.Spec itself; package task checks it, and its bounds are
+// repeated here so that a client can check before it sends.
+func batchRequestBody(registry huma.Registry) *huma.RequestBody {
+	spec := registry.Schema(reflect.TypeFor[task.Spec](), true, "Task")
+	describeTasks(registry)
+	most := store.MaxBatchTasks
+	schema := &huma.Schema{
+		Type: huma.TypeObject, AdditionalProperties: false, Required: []string{"tasks"},
+		Properties: map[string]*huma.Schema{
+			"policy_version": {Type: huma.TypeInteger, Format: "int64", Nullable: true, Minimum: float(0),
+				Description: "Version of the weights that the tasks are released at; absent means the pool's current one, which is also the highest allowed. Must stand before tasks."},
+			"tasks": {Type: huma.TypeArray, Items: spec, MinItems: integer(1), MaxItems: &most},
+		},
+	}
+	return &huma.RequestBody{
+		Required:    true,
+		Description: "Read as a stream and released as a whole.",
+		Content:     map[string]*huma.MediaType{jsonMediaType: {Schema: schema}},
+	}
+}
+
+func float(v float64) *float64 { return &v }
+
+func integer(v int) *int { return &v }
+
+// bound documents one field of a task.
+type bound struct {
+	text       string
+	least      *float64
+	most       *float64
+	mostLength *int
+	mostItems  *int
+	enum       []any
+}
+
+// taskBounds says what package task allows, by schema and field.
+var taskBounds = map[string]map[string]bound{
+	"Task": {
+		"id":          {text: "The trainer's own name for the task, unique in its batch; absent means the service numbers it.", mostLength: integer(task.MaxExternalIDBytes)},
+		"class":       {text: "One of the classes that the run's contract declares.", mostLength: integer(task.MaxClassBytes)},
+		"prompt":      {text: "The context before the first turn, in exactly one of its forms."},
+		"group_size":  {text: "Members: sessions run for the task, each its own sample. 0 or absent means 1.", least: float(0), most: float(task.MaxGroupSize)},
+		"sampling":    {text: "Parameters of each model call."},
+		"limits":      {text: "A session that reaches one ends as truncated."},
+		"environment": {text: "Answers the model between turns; absent means one turn."},
+		"scorer":      {text: "Gives the reward; absent means the sample carries none."},
+		"metadata":    {text: "Echoed back with the sample; at most 64 KiB."},
+	},
+	"TaskPrompt": {
+		"token_ids": {text: "The engine's own token ids.", mostItems: integer(task.MaxPromptTokens)},
+		"text":      {text: "Tokenised by the engine."},
+		"messages":  {text: "A chat history; template and tokeniser are the engine's."},
+		"synthetic": {text: "Token ids made from seeds, for replaying numeric traces."},
+	},
+	"TaskSynthetic": {
+		"tokens":        {text: "Length of the prompt.", least: float(1), most: float(task.MaxPromptTokens)},
+		"shared_tokens": {text: "Length of the prefix common to all prompts with the same shared_seed.", least: float(0), most: float(task.MaxPromptTokens)},
+	},
+	"TaskSampling": {
+		"max_tokens":  {text: "Output tokens of one call; required unless a replay environment gives them.", least: float(0), most: float(task.MaxOutputTokens)},
+		"min_tokens":  {least: float(0), most: float(task.MaxOutputTokens)},
+		"temperature": {least: float(0), most: float(task.MaxTemperature)},
+		"logprobs":    {text: "Log-probabilities of generated tokens; absent means true."},
+	},
+	"TaskLimits": {
+		"max_turns":          {text: "Model calls; 0 or absent means the service's own limit.", least: float(0), most: float(task.MaxTurns)},
+		"max_context_tokens": {text: "Prompt plus everything appended and generated.", least: float(0)},
+		"max_run_seconds":    {text: "Wall time from admission, holds not counted.", least: float(0), most: float(task.MaxRunSeconds)},
+	},
+	"TaskEnvironment": {
+		"kind":       {enum: []any{string(task.EnvironmentReplay)}},
+		"turns":      {text: "Kind replay: one entry per model call, in order."},
+		"time_scale": {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
+		"reward":     {text: "Kind replay: the trajectory's recorded reward."},
+	},
+	"TaskReplayTurn": {
+		"output_tokens": {least: float(1), most: float(task.MaxOutputTokens)},
+		"gap_seconds":   {text: "How long the tool runs after this call.", least: float(0), most: float(task.MaxGapSeconds)},
+		"append_tokens": {text: "Tokens appended after this call.", least: float(0), most: float(task.MaxReplayAppendTokens)},
+	},
+	"TaskScorer": {
+		"kind":      {enum: []any{string(task.ScorerEnvironment), string(task.ScorerExactMatch)}},
+		"token_ids": {text: "Kind exact_match: what the last turn must end with.", mostItems: integer(task.MaxScorerTokens)},
+	},
+}
+
+// describeTasks completes the schemas that huma derived from task.Spec.
+func describeTasks(registry huma.Registry) {
+	for name, fields := range taskBounds {
+		schema := registry.Map()[name]
+		for field, b := range fields {
+			property := schema.Properties[field]
+			property.Description = b.text
+			property.Minimum, property.Maximum = b.least, b.most
+			property.MaxLength, property.MaxItems, property.Enum = b.mostLength, b.mostItems, b.enum
+		}
+	}
+	// These structs are never absent in Go, but may be in JSON.
+	spec := registry.Map()["Task"]
+	spec.Required = slices.DeleteFunc(spec.Required, func(name string) bool { return name == "sampling" || name == "limits" })
+}

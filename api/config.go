@@ -1,0 +1,191 @@
+package api
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"holdfast/api/wire"
+	"holdfast/store"
+)
+
+// Config sets up a Server. Store and Notifications are required.
+type Config struct {
+	// Listen is the TCP address to listen on, such as 127.0.0.1:8080; port 0
+	// takes a free one, which Server.Addr then tells.
+	Listen string
+	// Tokens are the bearer tokens that are accepted. Without any, every caller
+	// may do everything, which is refused for an address that other machines can
+	// reach unless AllowOpen is set.
+	Tokens    []Token
+	AllowOpen bool
+	Limits    Limits
+	Store     *store.Store
+	// Notifications wakes long polls; a *store.Listener.
+	Notifications Notifications
+	// Prober asks engines for what they are; without one, registering instances
+	// answers 503.
+	Prober Prober
+	// Router describes the routers that this process owns; without one, asking
+	// for it answers 503.
+	Router Router
+	// Checks decide readiness, besides the database's.
+	Checks []Check
+	// Registry holds the process's metrics, which /metrics shows; nil means a new one.
+	Registry *prometheus.Registry
+	// Logger is nil for slog.Default.
+	Logger *slog.Logger
+	// Version of the program, for people.
+	Version string
+}
+
+// Notifications tells when there may be something new. *store.Listener is one.
+type Notifications interface {
+	WaitFor(topic store.Topic) <-chan struct{}
+}
+
+// Prober asks a running engine what it is, within ctx. Its error says why there
+// is no answer, in words for an operator.
+type Prober interface {
+	Discover(ctx context.Context, kind, url string) (EngineInfo, error)
+}
+
+// EngineInfo is what an engine tells about itself. MaxRunning and
+// PrefillTokensPerSecond are 0 if unknown.
+type EngineInfo struct {
+	// CapacityBlocks is the KV cache in blocks of BlockTokens tokens.
+	CapacityBlocks         int64
+	BlockTokens            int
+	MaxContextTokens       int64
+	MaxRunning             int
+	PrefillTokensPerSecond float64
+	PolicyVersion          int64
+}
+
+// Router describes a pool's router. It returns ErrNotOwner when another process
+// runs it, or none.
+type Router interface {
+	Describe(ctx context.Context, pool string) (wire.RouterView, error)
+}
+
+// ErrNotOwner: this process does not run the pool's router.
+var ErrNotOwner = errors.New("this process does not run the pool's router")
+
+// Check is one thing that readiness depends on.
+type Check struct {
+	Name string
+	// Required checks make the service unready; others are only shown.
+	Required bool
+	Check    func(ctx context.Context) error
+}
+
+// Limits bound what requests can cost. Zero values take the defaults.
+type Limits struct {
+	// Requests at work at a time, long polls and batches apart; 64.
+	Requests int
+	// Waiting is the number of long polls at a time; 512.
+	Waiting int
+	// Uploads is the number of batches read at a time; 4.
+	Uploads int
+	// Pages is the number of sample pages in memory at a time; 4.
+	Pages int
+	// BatchBytes bounds the body of a batch, as sent and decoded; 64 MiB.
+	BatchBytes int64
+	// TaskBytes bounds one task of a batch; 16 MiB.
+	TaskBytes int64
+	// PageBytes bounds the packed tokens of one sample page; 32 MiB. A page
+	// holds at least one sample.
+	PageBytes int64
+	// RequestTimeout bounds the work of an ordinary request; 30 s.
+	RequestTimeout time.Duration
+	// UploadTimeout bounds a batch from its first byte to its commit; 5 min.
+	UploadTimeout time.Duration
+	// StallTimeout ends a connection on which no byte moves while it should; 30 s.
+	StallTimeout time.Duration
+	// WaitTimeout bounds the wait of a long poll; 60 s.
+	WaitTimeout time.Duration
+}
+
+func (l *Limits) setDefaults() {
+	setDefault(&l.Requests, 64)
+	setDefault(&l.Waiting, 512)
+	setDefault(&l.Uploads, 4)
+	setDefault(&l.Pages, 4)
+	setDefault(&l.BatchBytes, 64<<20)
+	setDefault(&l.TaskBytes, 16<<20)
+	setDefault(&l.PageBytes, 32<<20)
+	setDefault(&l.RequestTimeout, 30*time.Second)
+	setDefault(&l.UploadTimeout, 5*time.Minute)
+	setDefault(&l.StallTimeout, 30*time.Second)
+	setDefault(&l.WaitTimeout, 60*time.Second)
+}
+
+func setDefault[T int | int64 | time.Duration](value *T, otherwise T) {
+	if *value == 0 {
+		*value = otherwise
+	}
+}
+
+func (l *Limits) validate() error {
+	for name, value := range map[string]int64{
+		"requests": int64(l.Requests), "waiting": int64(l.Waiting), "uploads": int64(l.Uploads), "pages": int64(l.Pages),
+		"batch bytes": l.BatchBytes, "task bytes": l.TaskBytes, "page bytes": l.PageBytes,
+		"request timeout": int64(l.RequestTimeout), "upload timeout": int64(l.UploadTimeout),
+		"stall timeout": int64(l.StallTimeout), "wait timeout": int64(l.WaitTimeout),
+	} {
+		if value < 0 {
+			return fmt.Errorf("limit of %s must be positive, is %d", name, value)
+		}
+	}
+	return nil
+}
+
+// validate sets defaults and refuses what would be unsafe or cannot work.
+func (c *Config) validate() error {
+	if c.Store == nil || c.Notifications == nil {
+		return errors.New("a store and its notifications are required")
+	}
+	c.Limits.setDefaults()
+	if err := c.Limits.validate(); err != nil {
+		return err
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Registry == nil {
+		c.Registry = prometheus.NewRegistry()
+	}
+	return CheckExposure(c.Listen, c.Tokens, c.AllowOpen)
+}
+
+// CheckExposure refuses to serve an address that other machines can reach
+// without any token, unless that is explicitly allowed, and tokens that are
+// unsafe. It is also for validating a configuration file before anything starts.
+func CheckExposure(listen string, tokens []Token, allowOpen bool) error {
+	host, _, err := net.SplitHostPort(listen)
+	if err != nil {
+		return fmt.Errorf("listen address %q: %w", listen, err)
+	}
+	if err := validateTokens(tokens); err != nil {
+		return err
+	}
+	if len(tokens) == 0 && !allowOpen && !isLoopback(host) {
+		return fmt.Errorf("listen address %q can be reached from other machines and no token is configured: configure tokens, listen on 127.0.0.1, or allow open access explicitly", listen)
+	}
+	return nil
+}
+
+// isLoopback tells whether a host names this machine only. A name other than
+// localhost may resolve to anything and counts as reachable.
+func isLoopback(host string) bool {
+	if host == "localhost" {
+		return true
+	}
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback()
+}

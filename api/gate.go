@@ -1,0 +1,91 @@
+package api
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
+	"golang.org/x/sync/semaphore"
+)
+
+// workKind says which bound an operation's requests count against, so that long
+// polls that only wait and batches that take long leave room for the others.
+type workKind uint8
+
+const (
+	workRequest workKind = iota
+	workWait
+	workUpload
+)
+
+// String returns the kind's name as metrics show it.
+func (k workKind) String() string {
+	switch k {
+	case workRequest:
+		return "request"
+	case workWait:
+		return "wait"
+	case workUpload:
+		return "upload"
+	}
+	return fmt.Sprintf("workKind(%d)", uint8(k))
+}
+
+// terms are what an operation demands before its handler runs.
+type terms struct {
+	roles []Role
+	kind  workKind
+	// timeout bounds the handler.
+	timeout time.Duration
+}
+
+// termsKey is where an operation's metadata keeps its terms.
+const termsKey = "terms"
+
+// gate lets a request pass to its operation: the caller must be known and have
+// the role, and there must be room. It refuses before the body is read.
+func (s *Server) gate(ctx huma.Context, next func(huma.Context)) {
+	c := humaecho.Unwrap(ctx)
+	want, ok := ctx.Operation().Metadata[termsKey].(terms)
+	if !ok {
+		writeProblem(c, newProblem(http.StatusInternalServerError, kindInternal, "the operation has no terms"))
+		return
+	}
+	who, refused := s.doorkeeper.admit(c.Request(), want.roles)
+	stateOf(ctx.Context()).caller = who
+	if refused != nil {
+		writeProblem(c, refused)
+		return
+	}
+	if err := s.crossOrigin.Check(c.Request()); err != nil {
+		writeProblem(c, newProblem(http.StatusForbidden, kindForbidden, "a page of another site may not do this").because(err))
+		return
+	}
+	slots := s.slots[want.kind]
+	if !slots.TryAcquire(1) {
+		s.metrics.refused.WithLabelValues(want.kind.String()).Inc()
+		writeProblem(c, newProblem(http.StatusTooManyRequests, kindOverloaded, fmt.Sprintf("as many requests of kind %s are at work as are allowed; try again after a moment", want.kind)))
+		return
+	}
+	defer slots.Release(1)
+	working := s.metrics.working.WithLabelValues(want.kind.String())
+	working.Inc()
+	defer working.Dec()
+	if want.kind != workUpload {
+		c.Request().Body = shortBody{c.Request().Body}
+	}
+	bounded, cancel := context.WithTimeout(ctx.Context(), want.timeout)
+	defer cancel()
+	next(huma.WithContext(ctx, bounded))
+}
+
+func newSlots(limits *Limits) map[workKind]*semaphore.Weighted {
+	return map[workKind]*semaphore.Weighted{
+		workRequest: semaphore.NewWeighted(int64(limits.Requests)),
+		workWait:    semaphore.NewWeighted(int64(limits.Waiting)),
+		workUpload:  semaphore.NewWeighted(int64(limits.Uploads)),
+	}
+}

@@ -1,0 +1,99 @@
+package wire
+
+import (
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// ClassBacklog is where the released samples of one class are: released = ended
+// + backlog (A = N + Q), backlog = queued + pending + held + active, ended = the
+// sum of the five statuses.
+type ClassBacklog struct {
+	Class             string   `json:"class"`
+	Released          int64    `json:"released" doc:"A: samples released so far."`
+	Ended             int64    `json:"ended" doc:"N: samples that have ended, whatever their status."`
+	Backlog           int64    `json:"backlog" doc:"Q: samples released and not ended."`
+	Queued            int64    `json:"queued" doc:"Waiting for the contract's max_concurrency."`
+	Pending           int64    `json:"pending" doc:"Dispatched, not yet asking for a first turn."`
+	Held              int64    `json:"held" doc:"Asking for a turn that the router does not admit yet."`
+	Active            int64    `json:"active" doc:"Admitted: in a model call, a tool gap or scoring."`
+	Completed         int64    `json:"completed"`
+	Truncated         int64    `json:"truncated"`
+	Stale             int64    `json:"stale"`
+	Failed            int64    `json:"failed"`
+	Cancelled         int64    `json:"cancelled"`
+	OldestHoldSeconds float64  `json:"oldest_hold_seconds"`
+	DrainSeconds      *float64 `json:"drain_seconds,omitzero" doc:"Backlog over the class's rate of endings in the last ten minutes; absent while nothing has ended in them."`
+}
+
+// Backlog is one snapshot of a run.
+type Backlog struct {
+	Run     uuid.UUID      `json:"run" format:"uuid"`
+	At      time.Time      `json:"at"`
+	Classes []ClassBacklog `json:"classes" nullable:"false"`
+	Total   ClassBacklog   `json:"total" doc:"Sums over the classes; the oldest hold and the longest drain of any."`
+}
+
+// ClassMixture is one class's part in the mixture.
+type ClassMixture struct {
+	Class          string  `json:"class"`
+	Rho            float64 `json:"rho" doc:"Target share of the current contract."`
+	Released       int64   `json:"released"`
+	ReleasedShare  float64 `json:"released_share"`
+	Completed      int64   `json:"completed" doc:"Completed and truncated samples."`
+	CompletedShare float64 `json:"completed_share"`
+	Consumed       int64   `json:"consumed" doc:"Those of them that a consumer has acknowledged."`
+	ConsumedShare  float64 `json:"consumed_share"`
+}
+
+// MixtureSpan compares what was asked for, released, completed and consumed over
+// a stretch of time. Distances are total variation, D_TV = 1/2 sum |p - q|, in
+// percentage points; 0 while one side is empty.
+type MixtureSpan struct {
+	Classes      []ClassMixture `json:"classes" nullable:"false"`
+	TVReleasedPP float64        `json:"tv_released_pp" doc:"Completed against released: what the service did to the mixture, in percentage points."`
+	TVConsumedPP float64        `json:"tv_consumed_pp" doc:"Consumed against rho: what the trainer got, in percentage points."`
+	TVRhoPP      float64        `json:"tv_rho_pp" doc:"Completed against rho, in percentage points."`
+}
+
+// Mixture is the mixture of a run, over all of it and over a window if asked for.
+type Mixture struct {
+	Run    uuid.UUID    `json:"run" format:"uuid"`
+	Total  MixtureSpan  `json:"total"`
+	From   *time.Time   `json:"from,omitzero" doc:"Begin of the window; absent when it is open or none was asked for."`
+	To     *time.Time   `json:"to,omitzero"`
+	Window *MixtureSpan `json:"window,omitzero" doc:"Absent when no window was asked for."`
+}
+
+// ClassMetrics describes a class's sessions that ended in a window. Rates and
+// latencies count completed and truncated ones, usage counts all.
+type ClassMetrics struct {
+	Class             string  `json:"class"`
+	Samples           int64   `json:"samples"`
+	SamplesPerMinute  float64 `json:"samples_per_minute"`
+	LatencyP50Seconds float64 `json:"latency_p50_seconds" doc:"From release to end."`
+	LatencyP95Seconds float64 `json:"latency_p95_seconds"`
+	LatencyP99Seconds float64 `json:"latency_p99_seconds"`
+	HeldP50Seconds    float64 `json:"held_p50_seconds"`
+	HeldP95Seconds    float64 `json:"held_p95_seconds"`
+	HeldP99Seconds    float64 `json:"held_p99_seconds"`
+	HeldSessions      int64   `json:"held_sessions" doc:"Sessions that were held at least once."`
+	Turns             int64   `json:"turns"`
+	PromptTokens      int64   `json:"prompt_tokens"`
+	CachedTokens      int64   `json:"cached_tokens"`
+	OutputTokens      int64   `json:"output_tokens"`
+	PrefixHit         float64 `json:"prefix_hit" doc:"Cached over prompt tokens, 0 to 1."`
+	ColdPrefillTokens int64   `json:"cold_prefill_tokens" doc:"Prompt tokens that were not cached."`
+	TokenSeconds      float64 `json:"token_seconds" doc:"Context length integrated over residency: block-seconds times the tokens per block."`
+	ResidencySeconds  float64 `json:"residency_seconds"`
+}
+
+// Metrics is a run's account over a window.
+type Metrics struct {
+	Run     uuid.UUID      `json:"run" format:"uuid"`
+	From    time.Time      `json:"from"`
+	To      time.Time      `json:"to"`
+	Classes []ClassMetrics `json:"classes" nullable:"false"`
+	Total   ClassMetrics   `json:"total"`
+}

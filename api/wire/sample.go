@@ -1,0 +1,155 @@
+package wire
+
+import (
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"math"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// Segment is a stretch of a sample's tokens.
+type Segment struct {
+	Kind          string `json:"kind" enum:"prompt,appended,generated"`
+	Turn          int    `json:"turn"`
+	Start         int    `json:"start" doc:"Index of its first token in the sample."`
+	Count         int    `json:"count"`
+	PolicyVersion int64  `json:"policy_version" doc:"Weights that generated the tokens; for other kinds those of the turn that read them."`
+}
+
+// Tokens are a sample's tokens as JSON numbers, for people. The arrays are of
+// equal length; logprobs is 0 where the mask is 0, and absent if none were asked for.
+type Tokens struct {
+	TokenIDs []int32 `json:"token_ids" nullable:"false"`
+	// LossMask is not []uint8, which JSON libraries write as base64.
+	LossMask []int8    `json:"loss_mask" nullable:"false" doc:"1 where the policy generated the token, else 0."`
+	Logprobs []float32 `json:"logprobs,omitzero" nullable:"false" doc:"Of generated tokens; 0 where loss_mask is 0."`
+}
+
+// PackedTokens are a sample's tokens for programs: base64 of little-endian
+// arrays of count elements each.
+type PackedTokens struct {
+	Count    int    `json:"count" doc:"Tokens in each array."`
+	TokenIDs []byte `json:"token_ids" doc:"Base64 of int32, little-endian."`
+	LossMask []byte `json:"loss_mask" doc:"Base64 of uint8."`
+	Logprobs []byte `json:"logprobs,omitzero" doc:"Base64 of float32, little-endian."`
+}
+
+// Sample is the finished product of one session. A session of every status has
+// one. Tokens or Packed is set, by the encoding asked for.
+type Sample struct {
+	ID               uuid.UUID       `json:"id" format:"uuid" doc:"Stable id of the sample, which is its session's: count by it, since delivery is at least once."`
+	Seq              int64           `json:"seq" doc:"Place in the run's completion order, from 1 without gaps."`
+	Cursor           string          `json:"cursor" doc:"The same place, to be given as after or to be acknowledged."`
+	Run              uuid.UUID       `json:"run" format:"uuid"`
+	Batch            uuid.UUID       `json:"batch" format:"uuid"`
+	Task             uuid.UUID       `json:"task" format:"uuid" doc:"Common to the members of a group."`
+	TaskID           string          `json:"task_id" doc:"The trainer's own name for the task."`
+	Member           int             `json:"member" doc:"Place in the group, from 0."`
+	GroupSize        int             `json:"group_size"`
+	Class            string          `json:"class"`
+	Status           string          `json:"status" enum:"completed,truncated,stale,failed,cancelled" doc:"Only completed and truncated ones are for training."`
+	FinishReason     string          `json:"finish_reason,omitzero"`
+	Problem          string          `json:"problem,omitzero" doc:"What went wrong in one that is not usable."`
+	Reward           *float64        `json:"reward,omitzero" doc:"Absent without a scorer; a failure is never a reward of 0."`
+	ScoreDetail      json.RawMessage `json:"score_detail,omitzero"`
+	PolicyVersion    int64           `json:"policy_version" doc:"Of the release."`
+	MinPolicyVersion int64           `json:"min_policy_version" doc:"Lowest of its turns."`
+	MaxPolicyVersion int64           `json:"max_policy_version" doc:"Highest of its turns."`
+	Usage            Usage           `json:"usage"`
+	Times            Times           `json:"times"`
+	Instances        []string        `json:"instances" nullable:"false" doc:"Instances it visited."`
+	Metadata         json.RawMessage `json:"metadata,omitzero" doc:"As it came with the task."`
+	ReleasedAt       time.Time       `json:"released_at"`
+	FirstAdmittedAt  *time.Time      `json:"first_admitted_at,omitzero"`
+	EndedAt          time.Time       `json:"ended_at"`
+	Segments         []Segment       `json:"segments,omitzero" nullable:"false"`
+	Tokens           *Tokens         `json:"tokens,omitzero" doc:"With encoding=json."`
+	Packed           *PackedTokens   `json:"packed,omitzero" doc:"With encoding=packed."`
+}
+
+// SamplePage is a piece of a run's samples in completion order.
+type SamplePage struct {
+	Samples []Sample `json:"samples" nullable:"false"`
+	Next    string   `json:"next" doc:"Continues after this page, also when it is empty."`
+	More    bool     `json:"more" doc:"A further page is ready now."`
+}
+
+// Ack tells that a consumer has everything up to a cursor.
+type Ack struct {
+	Consumer string `json:"consumer" minLength:"1" maxLength:"128"`
+	Cursor   string `json:"cursor" minLength:"1" maxLength:"256"`
+}
+
+// Consumer is a reader's place in a run's samples.
+type Consumer struct {
+	Run             uuid.UUID `json:"run" format:"uuid"`
+	Consumer        string    `json:"consumer"`
+	Delivered       string    `json:"delivered"`
+	DeliveredSeq    int64     `json:"delivered_seq"`
+	Acknowledged    string    `json:"acknowledged"`
+	AcknowledgedSeq int64     `json:"acknowledged_seq"`
+	UpdatedAt       time.Time `json:"updated_at"`
+}
+
+// ConsumerList lists the readers of a run.
+type ConsumerList struct {
+	Consumers []Consumer `json:"consumers" nullable:"false"`
+}
+
+// Pack encodes tokens in the packed form. logprobs may be nil.
+func Pack(tokenIDs []int32, lossMask []uint8, logprobs []float32) *PackedTokens {
+	packed := &PackedTokens{Count: len(tokenIDs), LossMask: lossMask, TokenIDs: make([]byte, 4*len(tokenIDs))}
+	for i, id := range tokenIDs {
+		binary.LittleEndian.PutUint32(packed.TokenIDs[4*i:], uint32(id))
+	}
+	if logprobs != nil {
+		packed.Logprobs = make([]byte, 4*len(logprobs))
+		for i, logprob := range logprobs {
+			binary.LittleEndian.PutUint32(packed.Logprobs[4*i:], math.Float32bits(logprob))
+		}
+	}
+	return packed
+}
+
+// Unpack decodes the packed form; logprobs is nil if there are none. Arrays that
+// are not of Count elements are an error.
+func (p *PackedTokens) Unpack() (tokenIDs []int32, lossMask []uint8, logprobs []float32, err error) {
+	if len(p.TokenIDs) != 4*p.Count || len(p.LossMask) != p.Count {
+		return nil, nil, nil, fmt.Errorf("unpacking tokens: %d tokens need %d and %d bytes, found %d and %d", p.Count, 4*p.Count, p.Count, len(p.TokenIDs), len(p.LossMask))
+	}
+	tokenIDs = make([]int32, p.Count)
+	for i := range tokenIDs {
+		tokenIDs[i] = int32(binary.LittleEndian.Uint32(p.TokenIDs[4*i:]))
+	}
+	if p.Logprobs == nil {
+		return tokenIDs, p.LossMask, nil, nil
+	}
+	if len(p.Logprobs) != 4*p.Count {
+		return nil, nil, nil, errors.New("unpacking tokens: log-probabilities are not as many as tokens")
+	}
+	logprobs = make([]float32, p.Count)
+	for i := range logprobs {
+		logprobs[i] = math.Float32frombits(binary.LittleEndian.Uint32(p.Logprobs[4*i:]))
+	}
+	return tokenIDs, p.LossMask, logprobs, nil
+}
+
+// Arrays returns the sample's tokens whatever their encoding; all nil if the
+// sample came without.
+func (s *Sample) Arrays() (tokenIDs []int32, lossMask []uint8, logprobs []float32, err error) {
+	switch {
+	case s.Packed != nil:
+		return s.Packed.Unpack()
+	case s.Tokens != nil:
+		lossMask = make([]uint8, len(s.Tokens.LossMask))
+		for i, bit := range s.Tokens.LossMask {
+			lossMask[i] = uint8(bit)
+		}
+		return s.Tokens.TokenIDs, lossMask, s.Tokens.Logprobs, nil
+	}
+	return nil, nil, nil, nil
+}
