@@ -1,0 +1,158 @@
+// Package engine talks to inference engines: token ids in, token ids and
+// log-probabilities out, metrics, and what an engine says about itself. One
+// Client speaks to one instance in that engine's own dialect.
+//
+// It neither chooses an instance nor retries: it sorts each failure into what
+// the caller may do about it (see Class), and hands back what was generated
+// before the failure. It never turns tokens into text and back.
+package engine
+
+import (
+	"context"
+	"fmt"
+)
+
+// Client is one engine instance. Implementations may be used concurrently.
+type Client interface {
+	// Generate runs one generation. onProgress, if not nil, is called as tokens
+	// arrive, from the calling goroutine. When ctx ends the connection is closed,
+	// which makes the engine abort the request. After an error other than
+	// a refusal the result holds what had been generated. Errors are *Error.
+	Generate(ctx context.Context, request Request, onProgress func(Progress)) (Result, error)
+	// Metrics reads the engine's load.
+	Metrics(ctx context.Context) (Metrics, error)
+	// Discover asks what the engine serves and how much of it.
+	Discover(ctx context.Context) (Info, error)
+	// Health returns nil if the engine says it can serve.
+	Health(ctx context.Context) error
+}
+
+// Request is one generation.
+type Request struct {
+	// RequestID names the request in the engine's logs; SessionID the session it belongs to.
+	RequestID, SessionID string
+	// Prompt is the whole context as token ids. It must not change during the call.
+	Prompt []int32
+	// MaxTokens, at least 1, bounds the output; MinTokens is how many are
+	// generated before a stop counts.
+	MaxTokens, MinTokens int
+	// IgnoreEOS generates on after the model's end-of-sequence token.
+	IgnoreEOS    bool
+	Temperature  float64
+	TopP         float64
+	Seed         *int64
+	StopTokenIDs []int32
+	// WithLogprobs asks for the log-probability of each generated token.
+	WithLogprobs bool
+	// CacheSalt keeps the prefix cache of different salts apart.
+	CacheSalt string
+	// Priority is the engine's scheduling priority, lower first; 0 does not ask for one.
+	Priority int
+	// DataParallelRank is the global rank to run on; negative lets the engine choose.
+	DataParallelRank int
+}
+
+// Progress is the output so far. The slices are the result's own: read them
+// during the call only.
+type Progress struct {
+	OutputTokens int
+	OutputIDs    []int32
+	Logprobs     []float32
+}
+
+// Result is a generation.
+type Result struct {
+	OutputIDs []int32
+	// Logprobs has one value per output token, or is nil if not asked for.
+	Logprobs     []float32
+	FinishReason FinishReason
+	PromptTokens int
+	// CachedTokens is the part of the prompt that the engine found in its cache;
+	// -1 if it did not say.
+	CachedTokens int
+	// QueueSeconds is the time in the engine's waiting queue, 0 if the engine does not say.
+	QueueSeconds float64
+	// TimeToFirstTokenSeconds and TotalSeconds are measured here, from the start of the call.
+	TimeToFirstTokenSeconds float64
+	TotalSeconds            float64
+}
+
+// FinishReason says why a generation ended.
+type FinishReason uint8
+
+const (
+	// FinishUnknown: it did not end, or for a reason this package does not know.
+	FinishUnknown FinishReason = iota
+	// FinishStop: the model ended, or a stop token came.
+	FinishStop
+	// FinishLength: MaxTokens or the context limit was reached.
+	FinishLength
+	// FinishAbort: the engine gave the request up.
+	FinishAbort
+)
+
+func (f FinishReason) String() string {
+	switch f {
+	case FinishUnknown:
+		return "unknown"
+	case FinishStop:
+		return "stop"
+	case FinishLength:
+		return "length"
+	case FinishAbort:
+		return "abort"
+	}
+	return fmt.Sprintf("FinishReason(%d)", uint8(f))
+}
+
+func parseFinishReason(s string) FinishReason {
+	switch s {
+	case "stop":
+		return FinishStop
+	case "length":
+		return FinishLength
+	case "abort":
+		return FinishAbort
+	}
+	return FinishUnknown
+}
+
+// Metrics is an engine's load. Totals count from the engine's start.
+type Metrics struct {
+	Running, Waiting int
+	// KVUsage is the used share of the KV cache, 0 to 1.
+	KVUsage     float64
+	Preemptions int64
+	// CachedPromptTokens is -1 if the engine does not count it.
+	PromptTokens, CachedPromptTokens int64
+	GeneratedTokens                  int64
+	// PrefixQueries and PrefixHits are tokens looked up and found. Engines before
+	// mid-2026 count a request again with each scheduling retry, so under pressure
+	// prefer the per-response figure, then CachedPromptTokens.
+	PrefixQueries, PrefixHits int64
+	// CapacityBlocks and BlockTokens are 0 if not exported.
+	CapacityBlocks int64
+	BlockTokens    int
+	// Asleep says that the engine has given its memory up.
+	Asleep bool
+}
+
+// Info is what an engine says about itself. A figure it does not give is 0.
+type Info struct {
+	Model, Version         string
+	BlockTokens            int
+	CapacityBlocks         int64
+	MaxContextTokens       int64
+	MaxRunning             int
+	PrefillTokensPerSecond float64
+}
+
+// NewClient returns a client for an engine of a kind at a base URL. It makes no call.
+// Kinds: "vllm", and "simulated" for the project's own engine, which speaks vLLM.
+func NewClient(kind, url string) (Client, error) {
+	switch kind {
+	case "vllm", "simulated":
+		return NewVLLM(VLLMConfig{URL: url})
+	}
+	return nil, fmt.Errorf("unknown kind of engine %q, want vllm or simulated", kind)
+}
