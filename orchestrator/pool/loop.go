@@ -170,7 +170,7 @@ func (l *Loop) drain() int {
 	return batchLimit
 }
 
-// step feeds one command to the core; decisions gather until settle.
+// step feeds one command to the core; records and replies gather until settle.
 func (l *Loop) step(cmd command) {
 	if cmd.inspect != nil {
 		cmd.inspect(l.core)
@@ -190,7 +190,17 @@ func (l *Loop) step(cmd command) {
 	case *router.SessionEnded:
 		l.forget(event.Session)
 	}
-	l.decisions = l.core.Step(cmd.event, l.decisions)
+	l.feed(cmd.event)
+}
+
+// feed steps the core and takes in what it decided, so that the next command of
+// the same round finds it; nobody is told before the round is recorded.
+func (l *Loop) feed(event router.Event) {
+	before := len(l.decisions)
+	l.decisions = l.core.Step(event, l.decisions)
+	for i := before; i < len(l.decisions); i++ {
+		l.take(&l.decisions[i])
+	}
 }
 
 // request asks the core for a placement, unless the turn has one already: a
@@ -206,7 +216,7 @@ func (l *Loop) request(event *router.TurnRequested, to chan answer) {
 		return
 	}
 	l.turns[event.Session] = &turnState{turn: event.Turn, waiting: []chan answer{to}}
-	l.decisions = l.core.Step(event, l.decisions)
+	l.feed(event)
 }
 
 // restore remembers a restored session as the core does.
@@ -230,9 +240,6 @@ func (l *Loop) forget(session router.SessionID) {
 
 // settle records the round's decisions and then answers those who wait for them.
 func (l *Loop) settle(ctx context.Context, events int) error {
-	for i := range l.decisions {
-		l.take(&l.decisions[i])
-	}
 	batch := Batch{Events: events, Decisions: len(l.decisions), Recorded: len(l.records), ByReason: l.decisions}
 	if len(l.records) > 0 {
 		began := time.Now()
@@ -369,6 +376,11 @@ func (l *Loop) Describe(ctx context.Context) (string, error) {
 }
 
 func (l *Loop) send(ctx context.Context, cmd command) error {
+	select {
+	case <-l.done:
+		return ErrNotOwner
+	default:
+	}
 	select {
 	case l.commands <- cmd:
 		return nil
