@@ -1,6 +1,10 @@
 package router
 
-import "fmt"
+import (
+	"fmt"
+
+	"holdfast/router/prefix"
+)
 
 // SessionID names one rollout for its whole life, across turns and restarts.
 type SessionID [16]byte
@@ -22,7 +26,8 @@ type Nanos = int64
 
 // BlockHash is the router's own 64-bit chain hash of one full block: it covers
 // the block's token ids, all blocks before it and the policy version's salt.
-type BlockHash uint64
+// prefix.Hasher makes them.
+type BlockHash = prefix.Hash
 
 // EndStatus is how a session ended.
 type EndStatus uint8
@@ -128,7 +133,7 @@ const (
 	SessionOver Reason = iota + 64
 	// PrefixEvicted: less than half of the prefix was still cached as the next turn came.
 	PrefixEvicted
-	// InstanceGone: the instance left or was reset.
+	// InstanceGone: the instance left, or just failed the session's turn.
 	InstanceGone
 	// LengthsMoved: the base cap follows the footprint estimate.
 	LengthsMoved
@@ -138,6 +143,8 @@ const (
 	Recovery
 	// InstanceChanged: capacity or limits of the instance were announced anew.
 	InstanceChanged
+	// Outgrown: the session's context no longer fits its instance.
+	Outgrown
 )
 
 var reasonNames = map[Reason]string{
@@ -146,6 +153,7 @@ var reasonNames = map[Reason]string{
 	WaitingForWarm: "waiting_for_warm", BehindOthers: "behind_others", WaitingForSibling: "waiting_for_sibling",
 	SessionOver: "session_over", PrefixEvicted: "prefix_evicted", InstanceGone: "instance_gone",
 	LengthsMoved: "lengths_moved", Pressure: "pressure", Recovery: "recovery", InstanceChanged: "instance_changed",
+	Outgrown: "outgrown",
 }
 
 // String returns the reason's name as it stands in stored events.
