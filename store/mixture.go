@@ -2,32 +2,15 @@ package store
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 )
 
-// ClassBacklog is where one class's released samples are. Released is A, Ended N,
-// Backlog Q: Released = Ended + Backlog; Backlog = Queued + Pending + Held + Active.
-type ClassBacklog struct {
-	Class                                          string
-	Released                                       int64
-	Completed, Truncated, Stale, Failed, Cancelled int64
-	Ended                                          int64
-	Backlog                                        int64
-	Queued, Pending, Held, Active                  int64
-	OldestHoldSeconds                              float64
-	// DrainSeconds is the backlog over the class's rate of endings in the last ten
-	// minutes; nil while nothing has ended in them.
-	DrainSeconds *float64
-}
-
-// Backlog returns one entry per class of the run, by name, from one snapshot.
-func (s *Store) Backlog(ctx context.Context, runID uuid.UUID) ([]ClassBacklog, error) {
-	return nil, errUnfinished
-}
-
-// Window is a stretch of time; a zero From or To leaves that side open.
+// Window is a stretch of time, from From (exclusive) to To (inclusive); a zero
+// From or To leaves that side open.
 type Window struct {
 	From, To time.Time
 }
@@ -37,8 +20,20 @@ func LastSeconds(seconds float64) Window {
 	return Window{From: time.Now().Add(-time.Duration(seconds * float64(time.Second)))}
 }
 
+// bounds are the window's ends as parameters, nil for an open side.
+func (w Window) bounds() (from, to *time.Time) {
+	if !w.From.IsZero() {
+		from = &w.From
+	}
+	if !w.To.IsZero() {
+		to = &w.To
+	}
+	return from, to
+}
+
 // ClassMixture is one class's part in the mixture. Completed counts completed and
-// truncated samples; Consumed those of them that a consumer has acknowledged.
+// truncated samples; Consumed those of them that a consumer has acknowledged, the
+// one that is furthest if there are several.
 type ClassMixture struct {
 	Class          string
 	Rho            float64
@@ -54,8 +49,8 @@ type ClassMixture struct {
 // figures are total variation distances D_TV = 1/2 sum |p - q| in percentage
 // points, 0 while one side is empty.
 type Mixture struct {
-	// Classes counts over the window: completed in it, released before its end,
-	// acknowledged in it.
+	// Classes counts over the window: released up to its end, completed and
+	// acknowledged in it. Rho is the current contract's.
 	Classes []ClassMixture
 	// TVReleasedPP is completed against released: what the service did.
 	TVReleasedPP float64
@@ -65,48 +60,101 @@ type Mixture struct {
 	TVRhoPP float64
 }
 
+const (
+	// The counters answer for the whole run, whatever its length.
+	selectWholeMixtureSQL = `
+select k.class, coalesce(c.share, 0), k.released, k.completed + k.truncated, coalesce(f.consumed, 0)
+from runs r join class_counters k using (run_id)
+     left join contract_classes c on c.run_id = r.run_id and c.version = r.contract_version and c.class = k.class
+     left join consumer_classes f on f.run_id = r.run_id and f.class = k.class and f.consumer = (
+         select consumer from consumers x where x.run_id = r.run_id order by acked_seq desc, consumer limit 1)
+where r.run_id = $1 order by k.class`
+
+	// $2 and $3 are the window's ends, null if open. What a consumer acknowledged in
+	// the window lies between its last marks before the two ends.
+	selectWindowMixtureSQL = `
+with furthest as (
+    select consumer from consumers where run_id = $1 order by acked_seq desc, consumer limit 1
+), acked as (
+    select coalesce(max(m.seq) filter (where m.at <= $2), 0) as after_seq,
+           coalesce(max(m.seq) filter (where $3::timestamptz is null or m.at <= $3), 0) as up_to_seq
+    from furthest f join consumer_marks m on m.run_id = $1 and m.consumer = f.consumer and m.kind = 'acknowledged'
+), consumed as (
+    select m.class, count(*) as n from acked a join samples m on m.run_id = $1 and m.seq > a.after_seq and m.seq <= a.up_to_seq
+    where m.status in ('completed', 'truncated') group by m.class
+), completed as (
+    select m.class, count(*) as n from samples m
+    where m.run_id = $1 and m.ended_at > coalesce($2, '-infinity') and m.ended_at <= coalesce($3, 'infinity')
+      and m.status in ('completed', 'truncated') group by m.class
+), released as (
+    select c.key as class, sum(c.value::bigint)::bigint as n from batches b, jsonb_each_text(b.classes) c
+    where b.run_id = $1 and b.created_at <= coalesce($3, 'infinity') group by c.key
+)
+select k.class, coalesce(c.share, 0), coalesce(r.n, 0), coalesce(d.n, 0), coalesce(f.n, 0)
+from runs join class_counters k using (run_id)
+     left join contract_classes c on c.run_id = runs.run_id and c.version = runs.contract_version and c.class = k.class
+     left join released r on r.class = k.class left join completed d on d.class = k.class left join consumed f on f.class = k.class
+where runs.run_id = $1 order by k.class`
+)
+
 // Mixture returns the mixture of the run over the window; the zero Window is the
 // whole run.
 func (s *Store) Mixture(ctx context.Context, runID uuid.UUID, window Window) (Mixture, error) {
-	return Mixture{}, errUnfinished
+	var rows pgx.Rows
+	var err error
+	if from, to := window.bounds(); from == nil && to == nil {
+		rows, err = s.pool.Query(ctx, selectWholeMixtureSQL, runID)
+	} else {
+		rows, err = s.pool.Query(ctx, selectWindowMixtureSQL, runID, from, to)
+	}
+	if err != nil {
+		return Mixture{}, found(err, "reading the mixture of run", runID)
+	}
+	classes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c ClassMixture, err error) {
+		err = row.Scan(&c.Class, &c.Rho, &c.Released, &c.Completed, &c.Consumed)
+		return c, err
+	})
+	if err == nil && len(classes) == 0 {
+		err = pgx.ErrNoRows
+	}
+	if err != nil {
+		return Mixture{}, found(err, "reading the mixture of run", runID)
+	}
+	return mixtureOf(classes), nil
 }
 
-// ClassMetrics describes a class's sessions that ended in a window. Rates and
-// latencies count completed and truncated ones, usage counts all.
-type ClassMetrics struct {
-	Class            string
-	Samples          int64
-	SamplesPerMinute float64
-	// Latencies run from release to end, in seconds.
-	LatencyP50Seconds, LatencyP95Seconds, LatencyP99Seconds float64
-	HeldP50Seconds, HeldP95Seconds, HeldP99Seconds          float64
-	Turns                                                   int64
-	PromptTokens, CachedTokens, OutputTokens                int64
-	// PrefixHit is cached over prompt tokens; ColdPrefillTokens is their difference.
-	PrefixHit         float64
-	ColdPrefillTokens int64
-	// TokenSeconds over the tokens per block are block-seconds.
-	TokenSeconds     float64
-	ResidencySeconds float64
-	// HeldSessions were held at least once.
-	HeldSessions int64
+// mixtureOf fills in shares and distances.
+func mixtureOf(classes []ClassMixture) Mixture {
+	var released, completed, consumed int64
+	for _, c := range classes {
+		released += c.Released
+		completed += c.Completed
+		consumed += c.Consumed
+	}
+	for i := range classes {
+		c := &classes[i]
+		c.ReleasedShare = share(c.Released, released)
+		c.CompletedShare = share(c.Completed, completed)
+		c.ConsumedShare = share(c.Consumed, consumed)
+	}
+	m := Mixture{Classes: classes}
+	for _, c := range classes {
+		if completed > 0 && released > 0 {
+			m.TVReleasedPP += 50 * math.Abs(c.CompletedShare-c.ReleasedShare)
+		}
+		if completed > 0 {
+			m.TVRhoPP += 50 * math.Abs(c.CompletedShare-c.Rho)
+		}
+		if consumed > 0 {
+			m.TVConsumedPP += 50 * math.Abs(c.ConsumedShare-c.Rho)
+		}
+	}
+	return m
 }
 
-// Metrics is a run's account over a window.
-type Metrics struct {
-	From, To time.Time
-	Classes  []ClassMetrics
-	Total    ClassMetrics
-}
-
-// Metrics returns the account of the sessions that ended in the window. The zero
-// Window is the whole run, from its creation to now.
-func (s *Store) Metrics(ctx context.Context, runID uuid.UUID, window Window) (Metrics, error) {
-	return Metrics{}, errUnfinished
-}
-
-// VerifyCounters recomputes A, N and Q of every class from sessions and samples
-// and returns an error that names every difference.
-func (s *Store) VerifyCounters(ctx context.Context, runID uuid.UUID) error {
-	return errUnfinished
+func share(part, whole int64) float64 {
+	if whole == 0 {
+		return 0
+	}
+	return float64(part) / float64(whole)
 }

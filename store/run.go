@@ -2,9 +2,13 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 )
 
 // RunState is the closed set of a run's states.
@@ -15,6 +19,8 @@ const (
 	RunActive RunState = "active"
 	RunEnded  RunState = "ended"
 )
+
+const maxRunNameBytes = 256
 
 // NewRun is what a trainer gives to open a run.
 type NewRun struct {
@@ -45,28 +51,202 @@ type RunQuery struct {
 	Limit int
 }
 
+const (
+	insertRunSQL = `
+insert into runs (run_id, pool, name, state, contract_version) values ($1, $2, $3, 'active', 1)`
+
+	insertRunCountersSQL = `insert into run_counters (run_id) values ($1)`
+
+	runColumns = `
+select r.run_id, r.name, r.pool, r.state, r.created_at, r.ended_at,
+       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.created_at,
+       (select array_agg(c.class order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
+       (select array_agg(c.share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
+       (select array_agg(c.given_share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version))
+from runs r join contract_versions v on v.run_id = r.run_id`
+
+	selectRunSQL = runColumns + ` and v.version = r.contract_version where r.run_id = $1`
+
+	selectRunsSQL = runColumns + ` and v.version = r.contract_version
+where ($1 = '' or r.pool = $1) and ($2 = '' or r.state = $2)
+  and ($3::uuid is null or (r.created_at, r.run_id) < (select b.created_at, b.run_id from runs b where b.run_id = $3))
+order by r.created_at desc, r.run_id desc
+limit $4`
+
+	selectContractHistorySQL = runColumns + ` where r.run_id = $1 order by v.version`
+
+	// Whoever releases, dispatches or ends holds this lock: see tx.go. What the lock
+	// protects is read by a statement of its own, since a statement that waited for
+	// a lock goes on with the snapshot from before the wait.
+	lockRunSQL = `select from run_counters where run_id = $1 for update`
+
+	selectLockedRunSQL = `
+select r.state, r.pool, r.contract_version, v.max_concurrency, c.batch_seq, c.sample_seq, c.live
+from run_counters c join runs r using (run_id)
+     join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
+where c.run_id = $1`
+
+	insertContractVersionSQL = `
+insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy) values ($1, $2, $3, $4, $5)`
+
+	insertContractClassSQL = `
+insert into contract_classes (run_id, version, ordinal, class, share, given_share) values ($1, $2, $3, $4, $5, $6)`
+
+	ensureClassCountersSQL = `
+insert into class_counters (run_id, class) select $1, unnest($2::text[]) on conflict do nothing`
+
+	setContractVersionSQL = `update runs set contract_version = $2 where run_id = $1`
+
+	endRunSQL = `update runs set state = 'ended', ended_at = now() where run_id = $1`
+
+	selectActiveRunSQL = `select run_id from runs where pool = $1 and state = 'active'`
+)
+
 // CreateRun opens a run and creates its pool if it is new. A pool has one active
 // run at a time: a second one is refused with *ConflictError. A contract that
 // does not hold is refused with *FieldError, its path below "contract.".
 func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
-	return Run{}, errUnfinished
+	run.Name = cleanText(run.Name)
+	if run.Name == "" || len(run.Name) > maxRunNameBytes {
+		return Run{}, &FieldError{Path: "name", Problem: fmt.Sprintf("must be 1 to %d bytes long, is %d", maxRunNameBytes, len(run.Name))}
+	}
+	if err := checkPoolName("pool", run.Pool); err != nil {
+		return Run{}, err
+	}
+	contract, err := run.Contract.Normalise()
+	if err != nil {
+		var field *FieldError
+		if errors.As(err, &field) {
+			return Run{}, &FieldError{Path: "contract." + field.Path, Problem: field.Problem}
+		}
+		return Run{}, err
+	}
+	id, err := uuid.NewV7()
+	if err != nil {
+		return Run{}, fmt.Errorf("drawing a run id: %w", err)
+	}
+	err = s.write(ctx, func(tx pgx.Tx) error {
+		batch := &pgx.Batch{}
+		batch.Queue(ensurePoolSQL, run.Pool)
+		batch.Queue(insertRunSQL, id, run.Pool, run.Name)
+		batch.Queue(insertRunCountersSQL, id)
+		queueContract(batch, id, 1, contract, run.Contract.Classes)
+		notify(batch, DispatchTopic())
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	if violates(err, "runs_one_active_per_pool") {
+		var active uuid.UUID
+		if err := s.pool.QueryRow(ctx, selectActiveRunSQL, run.Pool).Scan(&active); err != nil {
+			return Run{}, fmt.Errorf("looking for the active run of pool %s: %w", run.Pool, err)
+		}
+		return Run{}, &ConflictError{Subject: "run", Existing: active.String(), Problem: fmt.Sprintf("cannot be created: pool %s has an active run", run.Pool)}
+	}
+	if err != nil {
+		return Run{}, fmt.Errorf("creating run %s: %w", run.Name, err)
+	}
+	return s.Run(ctx, id)
+}
+
+func queueContract(batch *pgx.Batch, runID uuid.UUID, version int, contract Contract, given []ClassShare) {
+	batch.Queue(insertContractVersionSQL, runID, version, contract.MaxConcurrency, contract.StalenessBound, string(contract.GroupPolicy))
+	names := make([]string, len(contract.Classes))
+	for i, class := range contract.Classes {
+		names[i] = class.Class
+		batch.Queue(insertContractClassSQL, runID, version, i, class.Class, class.Share, given[i].Share)
+	}
+	batch.Queue(ensureClassCountersSQL, runID, names)
 }
 
 // Run returns one run, or ErrNotFound.
 func (s *Store) Run(ctx context.Context, id uuid.UUID) (Run, error) {
-	return Run{}, errUnfinished
+	return readRun(ctx, s.pool, id)
+}
+
+func readRun(ctx context.Context, from queryer, id uuid.UUID) (Run, error) {
+	rows, err := from.Query(ctx, selectRunSQL, id)
+	if err != nil {
+		return Run{}, fmt.Errorf("reading run %s: %w", id, err)
+	}
+	run, err := pgx.CollectExactlyOneRow(rows, scanRun)
+	return run, found(err, "reading run", id)
+}
+
+func scanRun(row pgx.CollectableRow) (Run, error) {
+	var run Run
+	var names []string
+	var shares, given []float64
+	contract := &run.Contract.Contract
+	err := row.Scan(&run.ID, &run.Name, &run.Pool, &run.State, &run.CreatedAt, &run.EndedAt,
+		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &run.Contract.CreatedAt,
+		&names, &shares, &given)
+	if err != nil {
+		return Run{}, err
+	}
+	for i, name := range names {
+		contract.Classes = append(contract.Classes, ClassShare{Class: name, Share: shares[i]})
+		run.Contract.Given = append(run.Contract.Given, ClassShare{Class: name, Share: given[i]})
+	}
+	return run, nil
 }
 
 // Runs lists runs, newest first.
 func (s *Store) Runs(ctx context.Context, query RunQuery) ([]Run, error) {
-	return nil, errUnfinished
+	rows, err := s.pool.Query(ctx, selectRunsSQL, query.Pool, string(query.State), query.Before, pageLimit(query.Limit))
+	if err != nil {
+		return nil, fmt.Errorf("listing runs: %w", err)
+	}
+	runs, err := pgx.CollectRows(rows, scanRun)
+	if err != nil {
+		return nil, fmt.Errorf("listing runs: %w", err)
+	}
+	return runs, nil
+}
+
+// runLock is what the holder of a run's lock knows about it.
+type runLock struct {
+	state           RunState
+	pool            string
+	contractVersion int
+	maxConcurrency  int
+	batchSeq        int64
+	sampleSeq       int64
+	live            int
+}
+
+// lockRun waits for the run's lock, which is held until the transaction ends.
+func lockRun(ctx context.Context, tx pgx.Tx, id uuid.UUID) (runLock, error) {
+	batch := &pgx.Batch{}
+	batch.Queue(lockRunSQL, id)
+	var lock runLock
+	batch.Queue(selectLockedRunSQL, id).QueryRow(func(row pgx.Row) error {
+		return row.Scan(&lock.state, &lock.pool, &lock.contractVersion, &lock.maxConcurrency, &lock.batchSeq, &lock.sampleSeq, &lock.live)
+	})
+	err := tx.SendBatch(ctx, batch).Close()
+	return lock, found(err, "locking run", id)
 }
 
 // EndRun closes a run for good: it accepts no more batches, its queued sessions
 // end as cancelled at once, and those under way are asked to cancel. Its samples
 // stay readable. Ending it again changes nothing.
 func (s *Store) EndRun(ctx context.Context, id uuid.UUID) (Run, error) {
-	return Run{}, errUnfinished
+	err := s.write(ctx, func(tx pgx.Tx) error {
+		lock, err := lockRun(ctx, tx, id)
+		if err != nil || lock.state == RunEnded {
+			return err
+		}
+		if _, err := cancelQueued(ctx, tx, lock, id, nil, "the run was ended"); err != nil {
+			return err
+		}
+		batch := &pgx.Batch{}
+		batch.Queue(requestCancelSQL, lock.pool, id, nil, "the run was ended")
+		batch.Queue(endRunSQL, id)
+		notify(batch, OutboxTopic())
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	if err != nil {
+		return Run{}, fmt.Errorf("ending run %s: %w", id, err)
+	}
+	return s.Run(ctx, id)
 }
 
 // PutContract makes a new version of the run's contract current. It holds for
@@ -74,10 +254,55 @@ func (s *Store) EndRun(ctx context.Context, id uuid.UUID) (Run, error) {
 // new tasks, while what was released of it goes on. A contract equal to the
 // current one makes no new version.
 func (s *Store) PutContract(ctx context.Context, runID uuid.UUID, contract Contract) (ContractVersion, error) {
-	return ContractVersion{}, errUnfinished
+	normalised, err := contract.Normalise()
+	if err != nil {
+		return ContractVersion{}, err
+	}
+	var run Run
+	err = s.write(ctx, func(tx pgx.Tx) error {
+		lock, err := lockRun(ctx, tx, runID)
+		if err != nil {
+			return err
+		}
+		if lock.state == RunEnded {
+			return ErrRunEnded
+		}
+		run, err = readRun(ctx, tx, runID)
+		if err != nil || reflect.DeepEqual(run.Contract.Contract, normalised) {
+			return err
+		}
+		batch := &pgx.Batch{}
+		queueContract(batch, runID, lock.contractVersion+1, normalised, contract.Classes)
+		batch.Queue(setContractVersionSQL, runID, lock.contractVersion+1)
+		notify(batch, DispatchTopic())
+		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		run, err = readRun(ctx, tx, runID)
+		return err
+	})
+	if err != nil {
+		return ContractVersion{}, fmt.Errorf("changing the contract of run %s: %w", runID, err)
+	}
+	return run.Contract, nil
 }
 
 // ContractHistory returns all versions of the run's contract, oldest first.
 func (s *Store) ContractHistory(ctx context.Context, runID uuid.UUID) ([]ContractVersion, error) {
-	return nil, errUnfinished
+	rows, err := s.pool.Query(ctx, selectContractHistorySQL, runID)
+	if err != nil {
+		return nil, fmt.Errorf("reading the contracts of run %s: %w", runID, err)
+	}
+	runs, err := pgx.CollectRows(rows, scanRun)
+	if err == nil && len(runs) == 0 {
+		err = pgx.ErrNoRows
+	}
+	if err != nil {
+		return nil, found(err, "reading the contracts of run", runID)
+	}
+	versions := make([]ContractVersion, len(runs))
+	for i, run := range runs {
+		versions[i] = run.Contract
+	}
+	return versions, nil
 }

@@ -3,43 +3,14 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/router"
 )
-
-// SegmentKind is the closed set of what a stretch of tokens is.
-type SegmentKind string
-
-// Segment kinds.
-const (
-	SegmentPrompt    SegmentKind = "prompt"
-	SegmentAppended  SegmentKind = "appended"
-	SegmentGenerated SegmentKind = "generated"
-)
-
-// Segment is a stretch of a sample's tokens.
-type Segment struct {
-	Kind  SegmentKind
-	Turn  int
-	Start int
-	Count int
-	// PolicyVersion generated the tokens; for the other kinds it is the one of the
-	// turn that read them.
-	PolicyVersion int64
-}
-
-// SampleTokens are a sample's tokens. TokenIDs and LossMask are of equal length;
-// Logprobs is as long, 0 where LossMask is 0, or nil if none were asked for.
-type SampleTokens struct {
-	TokenIDs []int32
-	// LossMask is 1 where the policy generated the token.
-	LossMask []uint8
-	Logprobs []float32
-	Segments []Segment
-}
 
 // Sample is the finished product of one session. Sessions of every status have
 // one, so that a trainer which counts samples never waits for ever.
@@ -88,13 +59,19 @@ type SampleQuery struct {
 	After Cursor
 	// Limit is at most 1,000; 0 means 100.
 	Limit int
-	// MaxBytes bounds the packed size of the page's tokens (9 bytes a token); a
-	// page holds at least one sample. 0 means 64 MiB.
+	// MaxBytes bounds the packed size of the page's tokens (9 bytes a token) if
+	// they are asked for; a page holds at least one sample. 0 means 64 MiB.
 	MaxBytes int64
 	// Statuses to return; empty means all.
 	Statuses   []router.EndStatus
 	WithTokens bool
 }
+
+const (
+	defaultPageBytes = 64 << 20
+	// packedTokenBytes is an int32 id, a float32 log-probability and a mask byte.
+	packedTokenBytes = 4 + 4 + 1
+)
 
 // SamplePage is a piece of a run's samples.
 type SamplePage struct {
@@ -105,35 +82,167 @@ type SamplePage struct {
 	More bool
 }
 
-// Samples returns the next page and notes the delivery. Errors: ErrUnknownCursor,
-// ErrNotFound.
+const (
+	sampleColumns = `
+select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, m.class, m.status,
+       m.reward, m.score_detail, m.finish_reason, m.problem,
+       s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version),
+       s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, m.tokens, s.token_seconds,
+       s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
+       s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at
+from samples m join sessions s using (session_id) join tasks t using (task_id)`
+
+	selectSampleOfSQL = sampleColumns + ` where m.session_id = $1`
+
+	selectSamplesSQL = sampleColumns + `
+where m.run_id = $1 and m.seq > $2 and m.seq <= $3 and ($4::text[] is null or m.status = any($4)) order by m.seq limit $5`
+
+	selectPlaceSQL = `
+select r.sample_seq, coalesce(c.delivered_seq, 0), coalesce(c.acked_seq, 0)
+from run_counters r left join consumers c on c.run_id = r.run_id and c.consumer = $2 where r.run_id = $1`
+
+	// A first delivery leaves a mark; a repeated one does not.
+	deliverSQL = `
+with delivered as (
+    insert into consumers as c (run_id, consumer, delivered_seq) values ($1, $2, $3)
+    on conflict (run_id, consumer) do update set delivered_seq = excluded.delivered_seq, updated_at = statement_timestamp()
+    where c.delivered_seq < excluded.delivered_seq
+    returning delivered_seq
+)
+insert into consumer_marks (run_id, consumer, kind, seq, at)
+select $1, $2, 'delivered', delivered_seq, statement_timestamp() from delivered`
+)
+
+// Samples returns the next page and notes the delivery. A page holds what was
+// durable when it was read, without gaps: nothing can later appear before its
+// end. Errors: ErrUnknownCursor, ErrNotFound, *FieldError for the consumer's name.
 func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, error) {
-	return SamplePage{}, errUnfinished
+	if query.Consumer != "" && !classPattern.MatchString(query.Consumer) {
+		return SamplePage{}, &FieldError{Path: "consumer", Problem: fmt.Sprintf("must be 1 to 64 letters, digits, dots, dashes or underscores, is %q", query.Consumer)}
+	}
+	var page SamplePage
+	var last, delivered int64
+	err := s.read(ctx, func(tx pgx.Tx) error {
+		var end, acked int64
+		if err := tx.QueryRow(ctx, selectPlaceSQL, query.RunID, query.Consumer).Scan(&end, &delivered, &acked); err != nil {
+			return err
+		}
+		after := acked
+		if query.After != "" {
+			seq, err := query.After.seq(query.RunID)
+			if err != nil {
+				return err
+			}
+			if seq > end {
+				return fmt.Errorf("a cursor beyond the end: %w", ErrUnknownCursor)
+			}
+			after = max(after, seq)
+		}
+		var err error
+		page, last, err = readSamplePage(ctx, tx, query, after, end)
+		return err
+	})
+	if err != nil {
+		return SamplePage{}, found(err, "reading the samples of run", query.RunID)
+	}
+	if query.Consumer != "" && last > delivered {
+		if _, err := s.pool.Exec(ctx, deliverSQL, query.RunID, query.Consumer, last); err != nil {
+			return SamplePage{}, fmt.Errorf("noting a delivery of run %s: %w", query.RunID, err)
+		}
+	}
+	return page, nil
 }
 
-// Ack records that the consumer has everything up to the cursor. An older cursor
-// than the last acknowledged changes nothing. Errors: ErrUnknownCursor (also for
-// one beyond what was delivered to that consumer), ErrNotFound.
-func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, cursor Cursor) (Consumer, error) {
-	return Consumer{}, errUnfinished
+// readSamplePage returns the page in (after, end] and the place where it ends.
+func readSamplePage(ctx context.Context, tx pgx.Tx, query SampleQuery, after, end int64) (SamplePage, int64, error) {
+	var statuses []string
+	for _, status := range query.Statuses {
+		statuses = append(statuses, status.String())
+	}
+	limit := pageLimit(query.Limit)
+	rows, err := tx.Query(ctx, selectSamplesSQL, query.RunID, after, end, statuses, limit+1)
+	if err != nil {
+		return SamplePage{}, 0, err
+	}
+	samples, err := pgx.CollectRows(rows, scanSample)
+	if err != nil {
+		return SamplePage{}, 0, err
+	}
+	fit := pageFit(samples, limit, query)
+	page := SamplePage{Samples: samples[:fit], More: fit < len(samples)}
+	// A page that holds all there is ends at the end, also past samples of other
+	// statuses than those asked for.
+	last := end
+	if page.More {
+		last = samples[fit-1].Seq
+	}
+	page.Next = cursorOf(query.RunID, last)
+	if query.WithTokens {
+		if err := loadTokens(ctx, tx, page.Samples); err != nil {
+			return SamplePage{}, 0, err
+		}
+	}
+	return page, last, nil
 }
 
-// Consumer is a reader's place in a run's samples.
-type Consumer struct {
-	RunID        uuid.UUID
-	Name         string
-	Delivered    Cursor
-	Acknowledged Cursor
-	// DeliveredSeq and AcknowledgedSeq are the same places as numbers.
-	DeliveredSeq    int64
-	AcknowledgedSeq int64
-	UpdatedAt       time.Time
+// pageFit is how many of the samples fit the page's limits, at least one.
+func pageFit(samples []Sample, limit int, query SampleQuery) int {
+	maxBytes := query.MaxBytes
+	if maxBytes <= 0 {
+		maxBytes = defaultPageBytes
+	}
+	bytes := int64(0)
+	for i := range samples {
+		if i == limit {
+			return i
+		}
+		if query.WithTokens {
+			bytes += samples[i].Usage.ContextTokens * packedTokenBytes
+		}
+		if i > 0 && bytes > maxBytes {
+			return i
+		}
+	}
+	return len(samples)
 }
 
-// Consumers lists the readers of a run.
-func (s *Store) Consumers(ctx context.Context, runID uuid.UUID) ([]Consumer, error) {
-	return nil, errUnfinished
+func scanSample(row pgx.CollectableRow) (Sample, error) {
+	var x Sample
+	var status string
+	err := row.Scan(&x.Seq, &x.SessionID, &x.RunID, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.Class, &status,
+		&x.Reward, &x.ScoreDetail, &x.FinishReason, &x.Problem,
+		&x.PolicyVersion, &x.MinPolicyVersion, &x.MaxPolicyVersion,
+		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
+		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
+		&x.Instances, &x.Metadata, &x.ReleasedAt, &x.FirstAdmittedAt, &x.EndedAt)
+	if err != nil {
+		return Sample{}, err
+	}
+	x.Cursor = cursorOf(x.RunID, x.Seq)
+	x.Status, err = parseStatus(status)
+	return x, err
 }
 
-// Cursor is an opaque place in the samples of one run.
-type Cursor string
+func readSampleOf(ctx context.Context, from queryer, sessionID uuid.UUID) (Sample, error) {
+	rows, err := from.Query(ctx, selectSampleOfSQL, sessionID)
+	if err != nil {
+		return Sample{}, err
+	}
+	return pgx.CollectExactlyOneRow(rows, scanSample)
+}
+
+// SampleOf returns the sample of one session with its tokens, or ErrNotFound for
+// a session that is unknown or has not ended.
+func (s *Store) SampleOf(ctx context.Context, sessionID uuid.UUID) (Sample, error) {
+	samples := make([]Sample, 1)
+	err := s.read(ctx, func(tx pgx.Tx) (err error) {
+		if samples[0], err = readSampleOf(ctx, tx, sessionID); err != nil {
+			return err
+		}
+		return loadTokens(ctx, tx, samples)
+	})
+	if err != nil {
+		return Sample{}, found(err, "reading the sample of session", sessionID)
+	}
+	return samples[0], nil
+}

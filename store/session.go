@@ -3,9 +3,11 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/router"
 )
@@ -52,7 +54,8 @@ type Times struct {
 	ScoreSeconds     float64
 }
 
-// Session is one rollout as the audit trail shows it.
+// Session is one rollout as the audit trail shows it. Of a session that has not
+// ended, times and token-seconds count what was over at its last change.
 type Session struct {
 	ID              uuid.UUID
 	RunID           uuid.UUID
@@ -100,24 +103,136 @@ type SessionQuery struct {
 	Limit int
 }
 
-// SessionID is the id of one member of a task.
-func SessionID(taskID uuid.UUID, member int) uuid.UUID {
-	return uuid.Nil
-}
+const (
+	sessionColumns = `
+select s.session_id, s.run_id, s.pool, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, s.class, s.state, coalesce(s.status, ''),
+       s.policy_version, coalesce(s.instance, ''), s.instances, coalesce(s.hold_reason, ''), s.holds,
+       s.cancel_requested_at is not null, s.cancel_reason,
+       s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, s.context_tokens, s.token_seconds,
+       s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, coalesce(m.score_seconds, 0),
+       s.released_at, s.dispatched_at, s.first_admitted_at, s.held_since, s.ended_at,
+       coalesce(m.seq, 0), m.reward, m.score_detail, coalesce(m.problem, '')
+from sessions s join tasks t using (task_id) left join samples m using (session_id)`
+
+	selectSessionSQL = sessionColumns + ` where s.session_id = $1`
+
+	selectSessionsSQL = sessionColumns + ` join batches b on b.batch_id = s.batch_id
+where b.run_id = $1 and ($2::uuid is null or b.batch_id = $2) and ($3::uuid is null or s.task_id = $3)
+  and ($4 = '' or s.class = $4) and ($5 = '' or s.state = $5)
+  and ($6::uuid is null or (b.seq, s.dispatch_ordinal) > (
+        select ab.seq, a.dispatch_ordinal from sessions a join batches ab using (batch_id) where a.session_id = $6))
+order by b.seq, s.dispatch_ordinal limit $7`
+
+	selectRunOfSessionSQL = `select run_id, state from sessions where session_id = $1`
+
+	// $1 pool, $2 run, $3 one session or null for all that are under way, $4 why.
+	requestCancelSQL = `
+with locked as (
+    select session_id from sessions
+    where live and pool = $1 and run_id = $2 and ($3::uuid is null or session_id = $3) and cancel_requested_at is null
+    order by session_id for no key update
+), asked as (
+    update sessions s set cancel_requested_at = statement_timestamp(), cancel_reason = $4, event_seq = s.event_seq + 1
+    from locked l where s.session_id = l.session_id
+    returning s.session_id, s.event_seq
+), events as (
+    insert into session_events (session_id, seq, run_id, at, kind, detail)
+    select session_id, event_seq, $2, statement_timestamp(), 'cancel_requested', json_build_object('reason', $4::text) from asked
+)
+insert into outbox (pool, run_id, session_id, kind, reason, next_at)
+select $1, $2, session_id, 'cancel', $4, statement_timestamp() from asked`
+)
 
 // Session returns one session, or ErrNotFound.
 func (s *Store) Session(ctx context.Context, id uuid.UUID) (Session, error) {
-	return Session{}, errUnfinished
+	return readSession(ctx, s.pool, id)
+}
+
+func readSession(ctx context.Context, from queryer, id uuid.UUID) (Session, error) {
+	rows, err := from.Query(ctx, selectSessionSQL, id)
+	if err != nil {
+		return Session{}, fmt.Errorf("reading session %s: %w", id, err)
+	}
+	session, err := pgx.CollectExactlyOneRow(rows, scanSession)
+	return session, found(err, "reading session", id)
+}
+
+func scanSession(row pgx.CollectableRow) (Session, error) {
+	var x Session
+	var status string
+	err := row.Scan(&x.ID, &x.RunID, &x.Pool, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.Class, &x.State, &status,
+		&x.PolicyVersion, &x.Instance, &x.Instances, &x.HoldReason, &x.Holds, &x.CancelRequested, &x.CancelReason,
+		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
+		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
+		&x.ReleasedAt, &x.DispatchedAt, &x.FirstAdmittedAt, &x.HeldSince, &x.EndedAt,
+		&x.SampleSeq, &x.Reward, &x.ScoreDetail, &x.Problem)
+	if err != nil {
+		return Session{}, err
+	}
+	x.Status, err = parseStatus(status)
+	return x, err
+}
+
+// parseStatus reads the stored form of a status; empty is 0, not ended.
+func parseStatus(text string) (router.EndStatus, error) {
+	if text == "" {
+		return 0, nil
+	}
+	for _, status := range []router.EndStatus{router.Completed, router.Truncated, router.Stale, router.Failed, router.Cancelled} {
+		if status.String() == text {
+			return status, nil
+		}
+	}
+	return 0, fmt.Errorf("unknown status %q", text)
 }
 
 // Sessions lists sessions of a run.
 func (s *Store) Sessions(ctx context.Context, query SessionQuery) ([]Session, error) {
-	return nil, errUnfinished
+	rows, err := s.pool.Query(ctx, selectSessionsSQL, query.RunID, query.BatchID, query.TaskID, query.Class, string(query.State), query.After, pageLimit(query.Limit))
+	if err != nil {
+		return nil, fmt.Errorf("listing the sessions of run %s: %w", query.RunID, err)
+	}
+	sessions, err := pgx.CollectRows(rows, scanSession)
+	if err != nil {
+		return nil, fmt.Errorf("listing the sessions of run %s: %w", query.RunID, err)
+	}
+	return sessions, nil
 }
 
 // CancelSession ends a queued session as cancelled at once; one under way is
 // marked and its workflow asked to cancel. A session that has ended is returned
 // as it is.
 func (s *Store) CancelSession(ctx context.Context, id uuid.UUID, reason string) (Session, error) {
-	return Session{}, errUnfinished
+	var session Session
+	reason = cleanText(reason)
+	err := s.write(ctx, func(tx pgx.Tx) error {
+		var runID uuid.UUID
+		var state SessionState
+		if err := tx.QueryRow(ctx, selectRunOfSessionSQL, id).Scan(&runID, &state); err != nil {
+			return err
+		}
+		// Under the run's lock a session can neither be dispatched nor end.
+		lock, err := lockRun(ctx, tx, runID)
+		if err != nil {
+			return err
+		}
+		cancelled, err := cancelQueued(ctx, tx, lock, runID, &id, reason)
+		if err != nil {
+			return err
+		}
+		if cancelled == 0 {
+			batch := &pgx.Batch{}
+			batch.Queue(requestCancelSQL, lock.pool, runID, id, reason)
+			notify(batch, OutboxTopic())
+			if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+				return err
+			}
+		}
+		session, err = readSession(ctx, tx, id)
+		return err
+	})
+	if err != nil {
+		return Session{}, found(err, "cancelling session", id)
+	}
+	return session, nil
 }

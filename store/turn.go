@@ -2,9 +2,13 @@ package store
 
 import (
 	"context"
+	"errors"
+	"fmt"
+	"math"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 )
 
 // TurnCommit is one finished model call with the tokens it added.
@@ -43,14 +47,6 @@ type TurnCommit struct {
 	Attempts int
 }
 
-// CommitTurn makes a turn durable: the turn, its token segments and the session's
-// totals, in one round trip. Repeating it changes nothing and reports
-// alreadyCommitted. Refusals: ErrSessionEnded, ErrTurnOutOfOrder, ErrNotFound,
-// *FieldError for log-probabilities that are not finite or not as many as tokens.
-func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommitted bool, err error) {
-	return false, errUnfinished
-}
-
 // Turn is one committed model call.
 type Turn struct {
 	Turn                  int
@@ -74,8 +70,162 @@ type Turn struct {
 	Attempts       int
 }
 
+const (
+	// One statement, so that a turn costs one round trip and one commit. The
+	// session's row lock orders repeated commits of one turn: the loser finds the
+	// turn counted and writes nothing.
+	commitTurnSQL = `
+with session as (
+    update sessions set
+        turns = turns + 1, event_seq = event_seq + 1, granted_turn = null, granted_at = null,
+        prompt_tokens = prompt_tokens + $7, cached_tokens = cached_tokens + coalesce($9, 0), output_tokens = output_tokens + $10,
+        context_tokens = context_tokens + $11 + $10,
+        token_seconds = token_seconds + coalesce(context_tokens * greatest(0, extract(epoch from statement_timestamp() - token_mark)), 0),
+        token_mark = case when token_mark is null then null else greatest(token_mark, statement_timestamp()) end,
+        queue_seconds = queue_seconds + $13, prefill_seconds = prefill_seconds + $14, decode_seconds = decode_seconds + $15,
+        tool_seconds = tool_seconds + $17, finish_reason = $18,
+        min_policy_version = least(min_policy_version, $5), max_policy_version = greatest(max_policy_version, $5)
+    where session_id = $1 and turns = $2 and live
+    returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
+), turn as (
+    insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
+                       cached_tokens, output_tokens, appended_tokens, started_at, committed_at,
+                       queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts)
+    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19
+    from session
+), segment as (
+    insert into segments (session_id, turn, part, run_id, kind, policy_version, start_tokens, tokens, ids, logprobs)
+    select $1, $2, p.part, s.run_id, p.kind, $5, s.start_tokens + p.start_tokens, p.tokens, p.ids, p.logprobs
+    from session s, unnest($20::int[], $21::text[], $22::bigint[], $23::int[], $24::bytea[], $25::bytea[])
+         as p (part, kind, start_tokens, tokens, ids, logprobs)
+)
+select count(*) from session`
+
+	selectTurnStateSQL = `select live, turns from sessions where session_id = $1`
+
+	selectTurnsSQL = `
+select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
+       appended_tokens, started_at, committed_at, queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds,
+       finish_reason, attempts
+from turns where session_id = $1 and turn > $2 order by turn limit $3`
+)
+
+// CommitTurn makes a turn durable: the turn, its token segments and the session's
+// totals, in one round trip. Repeating it changes nothing and reports
+// alreadyCommitted. Refusals: ErrSessionEnded, ErrTurnOutOfOrder, ErrNotFound,
+// *FieldError for log-probabilities that are not finite or not as many as tokens.
+func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommitted bool, err error) {
+	if err := commit.check(); err != nil {
+		return false, err
+	}
+	args := commit.arguments()
+	var committed int
+	if err := s.pool.QueryRow(ctx, commitTurnSQL, args...).Scan(&committed); err != nil {
+		return false, fmt.Errorf("committing turn %d of session %s: %w", commit.Turn, commit.SessionID, err)
+	}
+	if committed == 1 {
+		return false, nil
+	}
+	var live bool
+	var turns int
+	err = s.pool.QueryRow(ctx, selectTurnStateSQL, commit.SessionID).Scan(&live, &turns)
+	switch {
+	case err != nil:
+	case commit.Turn < turns:
+		return true, nil
+	case !live:
+		err = ErrSessionEnded
+	default:
+		err = fmt.Errorf("%d turns are committed: %w", turns, ErrTurnOutOfOrder)
+	}
+	return false, found(err, fmt.Sprintf("committing turn %d of session", commit.Turn), commit.SessionID)
+}
+
+// check refuses what the schema would refuse, with the field's name.
+func (c *TurnCommit) check() error {
+	if len(c.Logprobs) > 0 && len(c.Logprobs) != len(c.Generated) {
+		return &FieldError{Path: "logprobs", Problem: fmt.Sprintf("must be as many as the %d generated tokens, are %d", len(c.Generated), len(c.Logprobs))}
+	}
+	for i, logprob := range c.Logprobs {
+		if math.IsNaN(float64(logprob)) || math.IsInf(float64(logprob), 0) {
+			return &FieldError{Path: fmt.Sprintf("logprobs[%d]", i), Problem: fmt.Sprintf("must be finite, is %v", logprob)}
+		}
+	}
+	if c.CachedTokens > c.PromptTokens {
+		return &FieldError{Path: "cached_tokens", Problem: fmt.Sprintf("must be at most the %d prompt tokens, is %d", c.PromptTokens, c.CachedTokens)}
+	}
+	for _, seconds := range []struct {
+		path  string
+		value float64
+	}{
+		{"queue_seconds", c.QueueSeconds}, {"prefill_seconds", c.PrefillSeconds}, {"decode_seconds", c.DecodeSeconds},
+		{"total_seconds", c.TotalSeconds}, {"tool_seconds", c.ToolSeconds},
+	} {
+		if !(seconds.value >= 0) || math.IsInf(seconds.value, 0) {
+			return &FieldError{Path: seconds.path, Problem: fmt.Sprintf("must be finite and not negative, is %v", seconds.value)}
+		}
+	}
+	return nil
+}
+
+// arguments are those of commitTurnSQL.
+func (c *TurnCommit) arguments() []any {
+	var cached *int64
+	if c.CachedTokens >= 0 {
+		cached = &c.CachedTokens
+	}
+	p := c.parts()
+	added := int64(len(c.Prompt) + len(c.Appended))
+	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, int64(len(c.Appended)), c.PromptTokens,
+		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), added, c.StartedAt,
+		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
+		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs}
+}
+
+// turnParts are the columns of a turn's segments.
+type turnParts struct {
+	parts    []int32
+	kinds    []string
+	starts   []int64
+	counts   []int32
+	ids      [][]byte
+	logprobs [][]byte
+}
+
+func (c *TurnCommit) parts() turnParts {
+	var p turnParts
+	start := int64(0)
+	add := func(kind SegmentKind, ids []int32, logprobs []float32) {
+		if len(ids) == 0 {
+			return
+		}
+		p.parts = append(p.parts, int32(len(p.parts)))
+		p.kinds = append(p.kinds, string(kind))
+		p.starts = append(p.starts, start)
+		p.counts = append(p.counts, int32(len(ids)))
+		p.ids = append(p.ids, packTokens(ids))
+		p.logprobs = append(p.logprobs, packLogprobs(logprobs))
+		start += int64(len(ids))
+	}
+	add(SegmentPrompt, c.Prompt, nil)
+	add(SegmentAppended, c.Appended, nil)
+	add(SegmentGenerated, c.Generated, c.Logprobs)
+	return p
+}
+
 // SessionTurns returns turns after the given one (-1 for the first page), in
 // order; limit is at most 1,000. An unknown session is ErrNotFound.
 func (s *Store) SessionTurns(ctx context.Context, sessionID uuid.UUID, after, limit int) ([]Turn, error) {
-	return nil, errUnfinished
+	rows, err := s.pool.Query(ctx, selectTurnsSQL, sessionID, after, pageLimit(limit))
+	if err != nil {
+		return nil, fmt.Errorf("reading the turns of session %s: %w", sessionID, err)
+	}
+	turns, err := pgx.CollectRows(rows, pgx.RowToStructByPos[Turn])
+	if err == nil && len(turns) == 0 {
+		err = sessionMustExist(ctx, s.pool, sessionID)
+	}
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return nil, fmt.Errorf("reading the turns of session %s: %w", sessionID, err)
+	}
+	return turns, found(err, "reading the turns of session", sessionID)
 }

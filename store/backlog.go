@@ -1,0 +1,57 @@
+package store
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// ClassBacklog is where one class's released samples are. Released is A, Ended N,
+// Backlog Q: Released = Ended + Backlog; Backlog = Queued + Pending + Held + Active.
+type ClassBacklog struct {
+	Class                                          string
+	Released                                       int64
+	Completed, Truncated, Stale, Failed, Cancelled int64
+	Ended                                          int64
+	Backlog                                        int64
+	Queued, Pending, Held, Active                  int64
+	OldestHoldSeconds                              float64
+	// DrainSeconds is the backlog over the class's rate of endings in the last ten
+	// minutes, or since the run's first release if that is later; nil while nothing
+	// has ended in them.
+	DrainSeconds *float64
+}
+
+// selectBacklogSQL is one statement, so that all numbers are of one instant.
+const selectBacklogSQL = `
+with run as (
+    select r.run_id, r.pool, greatest(now() - interval '10 minutes', (select min(created_at) from batches b where b.run_id = r.run_id)) as since
+    from runs r where r.run_id = $1
+), live as (
+    select s.class, count(*) filter (where s.state = 'dispatched') as pending, count(*) filter (where s.state = 'held') as held,
+           count(*) filter (where s.state = 'active') as active, min(s.held_since) as oldest_hold
+    from run r join sessions s on s.live and s.pool = r.pool and s.run_id = r.run_id group by s.class
+), rate as (
+    select m.class, count(*) / extract(epoch from now() - min(r.since)) as per_second
+    from run r join samples m on m.run_id = r.run_id and m.ended_at > r.since group by m.class
+)
+select c.class, c.released, c.completed, c.truncated, c.stale, c.failed, c.cancelled, c.ended, c.backlog, c.queued,
+       coalesce(l.pending, 0), coalesce(l.held, 0), coalesce(l.active, 0),
+       coalesce(greatest(0, extract(epoch from now() - l.oldest_hold)), 0)::float8, (c.backlog / nullif(rate.per_second, 0))::float8
+from run r join class_counters c using (run_id) left join live l using (class) left join rate using (class)
+order by c.class`
+
+// Backlog returns one entry per class of the run, by name, from one snapshot.
+func (s *Store) Backlog(ctx context.Context, runID uuid.UUID) ([]ClassBacklog, error) {
+	rows, err := s.pool.Query(ctx, selectBacklogSQL, runID)
+	if err != nil {
+		return nil, fmt.Errorf("reading the backlog of run %s: %w", runID, err)
+	}
+	classes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[ClassBacklog])
+	if err == nil && len(classes) == 0 {
+		err = pgx.ErrNoRows
+	}
+	return classes, found(err, "reading the backlog of run", runID)
+}

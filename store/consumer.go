@@ -1,0 +1,100 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Consumer is a reader's place in a run's samples.
+type Consumer struct {
+	RunID        uuid.UUID
+	Name         string
+	Delivered    Cursor
+	Acknowledged Cursor
+	// DeliveredSeq and AcknowledgedSeq are the same places as numbers.
+	DeliveredSeq    int64
+	AcknowledgedSeq int64
+	UpdatedAt       time.Time
+}
+
+const (
+	consumerColumns = `
+select run_id, consumer, delivered_seq, acked_seq, updated_at from consumers where run_id = $1`
+
+	lockConsumerSQL    = consumerColumns + ` and consumer = $2 for update`
+	selectConsumersSQL = consumerColumns + ` order by consumer`
+
+	// $3 and $4 are the old and the new place.
+	ackSQL = `
+with marked as (
+    insert into consumer_marks (run_id, consumer, kind, seq, at) values ($1, $2, 'acknowledged', $4, statement_timestamp())
+), counted as (
+    insert into consumer_classes as c (run_id, consumer, class, consumed)
+    select $1, $2, class, count(*) from samples
+    where run_id = $1 and seq > $3 and seq <= $4 and status in ('completed', 'truncated') group by class
+    on conflict (run_id, consumer, class) do update set consumed = c.consumed + excluded.consumed
+)
+update consumers set acked_seq = $4, updated_at = statement_timestamp() where run_id = $1 and consumer = $2
+returning updated_at`
+)
+
+// Ack records that the consumer has everything up to the cursor. An older cursor
+// than the last acknowledged changes nothing. Errors: ErrUnknownCursor (also for
+// one beyond what was delivered to that consumer), ErrNotFound.
+func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, cursor Cursor) (Consumer, error) {
+	seq, err := cursor.seq(runID)
+	if err != nil {
+		return Consumer{}, err
+	}
+	var c Consumer
+	err = s.write(ctx, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, lockConsumerSQL, runID, consumer)
+		if err != nil {
+			return err
+		}
+		if c, err = pgx.CollectExactlyOneRow(rows, scanConsumer); err != nil {
+			return err
+		}
+		if seq > c.DeliveredSeq {
+			return fmt.Errorf("a cursor beyond what was delivered: %w", ErrUnknownCursor)
+		}
+		if seq <= c.AcknowledgedSeq {
+			return nil
+		}
+		if err := tx.QueryRow(ctx, ackSQL, runID, consumer, c.AcknowledgedSeq, seq).Scan(&c.UpdatedAt); err != nil {
+			return err
+		}
+		c.AcknowledgedSeq, c.Acknowledged = seq, cursorOf(runID, seq)
+		return nil
+	})
+	if err != nil {
+		return Consumer{}, found(err, "acknowledging for consumer", consumer)
+	}
+	return c, nil
+}
+
+func scanConsumer(row pgx.CollectableRow) (Consumer, error) {
+	var c Consumer
+	if err := row.Scan(&c.RunID, &c.Name, &c.DeliveredSeq, &c.AcknowledgedSeq, &c.UpdatedAt); err != nil {
+		return Consumer{}, err
+	}
+	c.Delivered, c.Acknowledged = cursorOf(c.RunID, c.DeliveredSeq), cursorOf(c.RunID, c.AcknowledgedSeq)
+	return c, nil
+}
+
+// Consumers lists the readers of a run.
+func (s *Store) Consumers(ctx context.Context, runID uuid.UUID) ([]Consumer, error) {
+	rows, err := s.pool.Query(ctx, selectConsumersSQL, runID)
+	if err != nil {
+		return nil, fmt.Errorf("listing the consumers of run %s: %w", runID, err)
+	}
+	consumers, err := pgx.CollectRows(rows, scanConsumer)
+	if err != nil {
+		return nil, fmt.Errorf("listing the consumers of run %s: %w", runID, err)
+	}
+	return consumers, nil
+}

@@ -1,0 +1,111 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// ClassMetrics describes a class's sessions that ended in a window. Rates,
+// latencies and hold times count completed and truncated ones, usage counts all.
+type ClassMetrics struct {
+	Class            string
+	Samples          int64
+	SamplesPerMinute float64
+	// Latencies run from release to end, in seconds.
+	LatencyP50Seconds, LatencyP95Seconds, LatencyP99Seconds float64
+	// Held is the total time a session was held.
+	HeldP50Seconds, HeldP95Seconds, HeldP99Seconds float64
+	Turns                                          int64
+	PromptTokens, CachedTokens, OutputTokens       int64
+	// PrefixHit is cached over prompt tokens; ColdPrefillTokens is their difference.
+	PrefixHit         float64
+	ColdPrefillTokens int64
+	// TokenSeconds over the tokens per block are block-seconds.
+	TokenSeconds     float64
+	ResidencySeconds float64
+	// HeldSessions were held at least once.
+	HeldSessions int64
+}
+
+// Metrics is a run's account over a window.
+type Metrics struct {
+	From, To time.Time
+	Classes  []ClassMetrics
+	Total    ClassMetrics
+}
+
+const (
+	// A grouping set without columns gives the total, named by null.
+	selectMetricsSQL = `
+select m.class, count(*) filter (where usable),
+       coalesce(percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from m.ended_at - s.released_at)::float8) filter (where usable), '{0,0,0}'),
+       coalesce(percentile_cont(array[0.5, 0.95, 0.99]) within group (order by s.held_seconds) filter (where usable), '{0,0,0}'),
+       coalesce(sum(s.turns), 0)::bigint, coalesce(sum(s.prompt_tokens), 0)::bigint, coalesce(sum(s.cached_tokens), 0)::bigint,
+       coalesce(sum(s.output_tokens), 0)::bigint, coalesce(sum(s.token_seconds), 0), coalesce(sum(s.residency_seconds), 0),
+       count(*) filter (where s.holds > 0)
+from samples m join sessions s using (session_id), lateral (select m.status in ('completed', 'truncated') as usable) u
+where m.run_id = $1 and m.ended_at > $2 and m.ended_at <= $3
+group by grouping sets ((m.class), ()) order by m.class nulls last`
+
+	selectRunTimesSQL = `select created_at - interval '1 microsecond', clock_timestamp() from runs where run_id = $1`
+)
+
+// Metrics returns the account of the sessions that ended in the window. The zero
+// Window is the whole run, from its creation to now.
+func (s *Store) Metrics(ctx context.Context, runID uuid.UUID, window Window) (Metrics, error) {
+	var m Metrics
+	err := s.read(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, selectRunTimesSQL, runID).Scan(&m.From, &m.To); err != nil {
+			return err
+		}
+		if !window.From.IsZero() {
+			m.From = window.From
+		}
+		if !window.To.IsZero() {
+			m.To = window.To
+		}
+		if !m.From.Before(m.To) {
+			return &FieldError{Path: "window", Problem: "must end after it begins"}
+		}
+		rows, err := tx.Query(ctx, selectMetricsSQL, runID, m.From, m.To)
+		if err != nil {
+			return err
+		}
+		minutes := m.To.Sub(m.From).Minutes()
+		all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (ClassMetrics, error) { return scanMetrics(row, minutes) })
+		if err != nil {
+			return err
+		}
+		m.Classes, m.Total = all[:len(all)-1], all[len(all)-1]
+		return nil
+	})
+	var field *FieldError
+	if errors.As(err, &field) {
+		return Metrics{}, err
+	}
+	return m, found(err, "reading the metrics of run", runID)
+}
+
+func scanMetrics(row pgx.CollectableRow, minutes float64) (ClassMetrics, error) {
+	var c ClassMetrics
+	var class *string
+	var latency, held []float64
+	err := row.Scan(&class, &c.Samples, &latency, &held, &c.Turns, &c.PromptTokens, &c.CachedTokens, &c.OutputTokens,
+		&c.TokenSeconds, &c.ResidencySeconds, &c.HeldSessions)
+	if err != nil {
+		return ClassMetrics{}, err
+	}
+	if class != nil {
+		c.Class = *class
+	}
+	c.SamplesPerMinute = float64(c.Samples) / minutes
+	c.LatencyP50Seconds, c.LatencyP95Seconds, c.LatencyP99Seconds = latency[0], latency[1], latency[2]
+	c.HeldP50Seconds, c.HeldP95Seconds, c.HeldP99Seconds = held[0], held[1], held[2]
+	c.PrefixHit = share(c.CachedTokens, c.PromptTokens)
+	c.ColdPrefillTokens = c.PromptTokens - c.CachedTokens
+	return c, nil
+}

@@ -1,0 +1,162 @@
+package store
+
+import (
+	"context"
+	"fmt"
+	"math"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// SegmentKind is the closed set of what a stretch of tokens is.
+type SegmentKind string
+
+// Segment kinds.
+const (
+	SegmentPrompt    SegmentKind = "prompt"
+	SegmentAppended  SegmentKind = "appended"
+	SegmentGenerated SegmentKind = "generated"
+)
+
+// Segment is a stretch of a sample's tokens.
+type Segment struct {
+	Kind  SegmentKind
+	Turn  int
+	Start int
+	Count int
+	// PolicyVersion generated the tokens; for the other kinds it is the one of the
+	// turn that read them, and for the task's prompt the one of the release.
+	PolicyVersion int64
+}
+
+// SampleTokens are a sample's tokens. TokenIDs and LossMask are of equal length;
+// Logprobs is as long, 0 where LossMask is 0, or nil if none were asked for.
+type SampleTokens struct {
+	TokenIDs []int32
+	// LossMask is 1 where the policy generated the token.
+	LossMask []uint8
+	Logprobs []float32
+	Segments []Segment
+}
+
+const (
+	selectPromptsSQL = `
+select s.session_id,` + promptColumns + `from sessions s join tasks t using (task_id) where s.session_id = any($1)`
+
+	selectSegmentsSQL = `
+select session_id, turn, kind, policy_version, start_tokens, tokens, ids, logprobs
+from segments where session_id = any($1) order by session_id, turn, part`
+)
+
+// loadTokens fills the samples' tokens and checks them: a sample whose arrays do
+// not agree is not delivered.
+func loadTokens(ctx context.Context, tx pgx.Tx, samples []Sample) error {
+	ids := make([]uuid.UUID, len(samples))
+	bySession := make(map[uuid.UUID]*Sample, len(samples))
+	for i := range samples {
+		ids[i] = samples[i].SessionID
+		bySession[ids[i]] = &samples[i]
+		samples[i].Tokens = newSampleTokens(int(samples[i].Usage.ContextTokens))
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(selectPromptsSQL, ids).Query(func(rows pgx.Rows) error { return addPrompts(rows, bySession) })
+	batch.Queue(selectSegmentsSQL, ids).Query(func(rows pgx.Rows) error { return addSegments(rows, bySession) })
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return fmt.Errorf("reading tokens: %w", err)
+	}
+	for i := range samples {
+		if err := samples[i].checkTokens(); err != nil {
+			return fmt.Errorf("sample of session %s: %w", samples[i].SessionID, err)
+		}
+	}
+	return nil
+}
+
+func newSampleTokens(count int) *SampleTokens {
+	return &SampleTokens{TokenIDs: make([]int32, 0, count), LossMask: make([]uint8, 0, count)}
+}
+
+func addPrompts(rows pgx.Rows, bySession map[uuid.UUID]*Sample) error {
+	for rows.Next() {
+		var id uuid.UUID
+		var p storedPrompt
+		if err := rows.Scan(&id, &p.synthetic, &p.count, &p.packed); err != nil {
+			return err
+		}
+		sample := bySession[id]
+		t := sample.Tokens
+		var err error
+		if t.TokenIDs, err = p.appendTo(t.TokenIDs); err != nil {
+			return err
+		}
+		if count := len(t.TokenIDs); count > 0 {
+			t.LossMask = t.LossMask[:count]
+			t.Segments = append(t.Segments, Segment{Kind: SegmentPrompt, Count: count, PolicyVersion: sample.PolicyVersion})
+		}
+	}
+	return rows.Err()
+}
+
+func addSegments(rows pgx.Rows, bySession map[uuid.UUID]*Sample) error {
+	for rows.Next() {
+		var id uuid.UUID
+		var segment Segment
+		var packedIDs, packedLogprobs []byte
+		err := rows.Scan(&id, &segment.Turn, &segment.Kind, &segment.PolicyVersion, &segment.Start, &segment.Count, &packedIDs, &packedLogprobs)
+		if err != nil {
+			return err
+		}
+		if err := bySession[id].Tokens.add(segment, packedIDs, packedLogprobs); err != nil {
+			return fmt.Errorf("session %s, turn %d: %w", id, segment.Turn, err)
+		}
+	}
+	return rows.Err()
+}
+
+// add appends a segment, which must begin where the tokens end.
+func (t *SampleTokens) add(segment Segment, packedIDs, packedLogprobs []byte) (err error) {
+	if segment.Start != len(t.TokenIDs) {
+		return fmt.Errorf("a segment begins at token %d, the one before ends at %d", segment.Start, len(t.TokenIDs))
+	}
+	if t.TokenIDs, err = unpackTokens(t.TokenIDs, packedIDs, segment.Count); err != nil {
+		return err
+	}
+	generated := uint8(0)
+	if segment.Kind == SegmentGenerated {
+		generated = 1
+	}
+	for range segment.Count {
+		t.LossMask = append(t.LossMask, generated)
+	}
+	if packedLogprobs != nil {
+		// Zeros stand where nothing was generated, or nothing was asked for.
+		t.Logprobs = append(t.Logprobs, make([]float32, segment.Start-len(t.Logprobs))...)
+		if t.Logprobs, err = unpackLogprobs(t.Logprobs, packedLogprobs, segment.Count); err != nil {
+			return err
+		}
+	}
+	t.Segments = append(t.Segments, segment)
+	return nil
+}
+
+// checkTokens pads the log-probabilities to full length and refuses arrays that
+// do not agree with each other or with what was counted.
+func (s *Sample) checkTokens() error {
+	t := s.Tokens
+	if t.Logprobs != nil {
+		t.Logprobs = append(t.Logprobs, make([]float32, len(t.TokenIDs)-len(t.Logprobs))...)
+	}
+	if int64(len(t.TokenIDs)) != s.Usage.ContextTokens || len(t.LossMask) != len(t.TokenIDs) {
+		return fmt.Errorf("%d token ids and %d mask entries, counted were %d", len(t.TokenIDs), len(t.LossMask), s.Usage.ContextTokens)
+	}
+	for i, logprob := range t.Logprobs {
+		if math.IsNaN(float64(logprob)) || math.IsInf(float64(logprob), 0) {
+			return fmt.Errorf("log-probability %d is %v", i, logprob)
+		}
+	}
+	if s.Reward != nil && (math.IsNaN(*s.Reward) || math.IsInf(*s.Reward, 0)) {
+		return fmt.Errorf("the reward is %v", *s.Reward)
+	}
+	return nil
+}

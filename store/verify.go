@@ -1,0 +1,76 @@
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+)
+
+// Each row of verifySQL is a difference between a counter and what it counts.
+const verifySQL = `
+with counted as (
+    select class, 'released' as what, count(*) as n from sessions where run_id = $1 group by class
+    union all select class, state, count(*) from sessions where run_id = $1 and state = 'queued' group by class, state
+    union all select class, 'live', count(*) from sessions where run_id = $1 and live group by class
+    union all select class, status, count(*) from samples where run_id = $1 group by class, status
+    union all select class, 'ended', count(*) from sessions where run_id = $1 and state = 'ended' group by class
+), counters as (
+    select c.class, v.what, v.n from class_counters c,
+    lateral (values ('released', released), ('queued', queued), ('live', live), ('completed', completed), ('truncated', truncated),
+                    ('stale', stale), ('failed', failed), ('cancelled', cancelled), ('ended', ended)) v (what, n)
+    where c.run_id = $1
+)
+select 'class ' || coalesce(k.class, c.class) || ', ' || coalesce(k.what, c.what), coalesce(k.n, 0), coalesce(c.n, 0)
+from counters k full join counted c using (class, what) where coalesce(k.n, 0) <> coalesce(c.n, 0)
+union all
+select 'run, ' || v.what, v.counter, v.counted from run_counters r,
+lateral (values
+    ('released', r.released, (select sum(released) from class_counters where run_id = $1)),
+    ('queued', r.queued, (select sum(queued) from class_counters where run_id = $1)),
+    ('live', r.live, (select sum(live) from class_counters where run_id = $1)),
+    ('samples', r.sample_seq, (select count(*) from samples where run_id = $1)),
+    ('last sample', r.sample_seq, (select coalesce(max(seq), 0) from samples where run_id = $1)),
+    ('last batch', r.batch_seq, (select coalesce(max(seq), 0) from batches where run_id = $1))) v (what, counter, counted)
+where r.run_id = $1 and v.counter <> v.counted
+union all
+select 'batch ' || b.seq || ', queued', b.queued, (select count(*) from sessions s where s.batch_id = b.batch_id and s.state = 'queued')
+from batches b where b.run_id = $1 and b.queued <> (select count(*) from sessions s where s.batch_id = b.batch_id and s.state = 'queued')
+union all
+select 'group ' || g.group_id || ', ended', g.ended, s.ended
+from groups g join (select task_id, count(*) filter (where state = 'ended') as ended, count(*) filter (where status in ('completed', 'truncated')) as usable
+                    from sessions where run_id = $1 group by task_id) s on s.task_id = g.group_id
+where g.run_id = $1 and (g.ended, g.usable) <> (s.ended, s.usable)
+union all
+select 'session ' || s.session_id || ', turns', s.turns, coalesce(t.n, 0)
+from sessions s left join (select session_id, count(*) as n from turns where run_id = $1 group by session_id) t using (session_id)
+where s.run_id = $1 and s.turns <> coalesce(t.n, 0)
+union all
+select 'session ' || s.session_id || ', history', s.event_seq, coalesce(e.n, 0) + s.turns
+from sessions s left join (select session_id, count(*) as n from session_events where run_id = $1 group by session_id) e using (session_id)
+where s.run_id = $1 and s.event_seq <> coalesce(e.n, 0) + s.turns`
+
+// VerifyCounters recomputes what the counters of a run count, A, N and Q of every
+// class first of all, and returns an error that names every difference. It reads
+// all of the run's rows.
+func (s *Store) VerifyCounters(ctx context.Context, runID uuid.UUID) error {
+	rows, err := s.pool.Query(ctx, verifySQL, runID)
+	if err != nil {
+		return fmt.Errorf("verifying the counters of run %s: %w", runID, err)
+	}
+	differences, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (error, error) {
+		var what string
+		var counter, counted int64
+		err := row.Scan(&what, &counter, &counted)
+		return fmt.Errorf("%s: counter %d, counted %d", what, counter, counted), err
+	})
+	if err != nil {
+		return fmt.Errorf("verifying the counters of run %s: %w", runID, err)
+	}
+	if len(differences) > 0 {
+		return fmt.Errorf("counters of run %s are wrong: %w", runID, errors.Join(differences...))
+	}
+	return nil
+}
