@@ -314,7 +314,7 @@ func (c *Core) matchAll(s *session) {
 // hitAt is H of the session's prompt at one instance.
 func (c *Core) hitAt(s *session, w *instance) int64 {
 	if s.chain.Blocks() > 0 && w.indexTrusted() {
-		return min(int64(c.index.MatchOne(&s.chain, w.slot))*w.blockTokens, s.promptTokens)
+		return min(int64(c.index.MatchOne(&s.chain, w.slot, int(s.previousTokens/w.blockTokens)))*w.blockTokens, s.promptTokens)
 	}
 	return c.ledgerHit(s, w)
 }

@@ -35,9 +35,7 @@ func (c *Core) relearn(out []Decision) []Decision {
 	c.learnClasses(maxTokens)
 	c.dirty = true
 	for _, w := range c.instances {
-		for _, s := range w.sessions {
-			c.refit(s)
-		}
+		c.refitAll(w)
 		if !w.joined || w.observability != Fresh {
 			continue // caps are frozen while we see badly
 		}

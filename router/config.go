@@ -46,7 +46,8 @@ const (
 	ReserveMax ReserveMode = iota + 1
 	// ReserveMean reserves k-bar_b for every session, whatever it holds now.
 	ReserveMean
-	// ReserveCurrent reserves k_s, and k-bar_b for the one that asks.
+	// ReserveCurrent reserves k_s once snapshots show it, and max(k_s, k-bar_b) for
+	// sessions that ask, are pending, or are at an instance that is not seen fresh.
 	ReserveCurrent
 	// ReserveNone leaves the cap on sessions as the only bound.
 	ReserveNone

@@ -107,7 +107,7 @@ func (c *Core) Step(ev Event, out []Decision) []Decision {
 		}
 	case *BlocksCleared:
 		if w := c.findInstance(ev.Instance); w != nil {
-			c.clearIndex(w)
+			c.forgetCache(w)
 		}
 	case *InstanceJoined:
 		out = c.instanceJoined(ev, out)
@@ -120,6 +120,7 @@ func (c *Core) Step(ev Event, out []Decision) []Decision {
 	case *ObservabilityChanged:
 		if w := c.findInstance(ev.Instance); w != nil {
 			w.observability = ev.State
+			c.refitAll(w)
 		}
 	case *SessionRestored:
 		c.sessionRestored(ev)
@@ -162,7 +163,15 @@ func (c *Core) blocksStored(ev *BlocksStored) {
 	}
 	c.index.Store(w.slot, ev.Rank, ev.Group, ev.Blocks)
 	w.indexSeen = true
+	if float64(c.index.InstanceBlocks(w.slot)) > overfullShare*float64(w.capacityBlocks) && w.joined {
+		c.forgetCache(w)
+	}
 }
+
+// overfullShare of an instance's capacity in the index shows that removals were
+// lost. What is indexed of it is then forgotten and learned anew, from events and
+// from the turns that end, because nothing tells the stale entries from the others.
+const overfullShare = 1.5
 
 // growScratch keeps the scratch as large as the pool.
 func (c *Core) growScratch() {

@@ -153,9 +153,7 @@ func (c *Core) instanceJoined(ev *InstanceJoined, out []Decision) []Decision {
 	c.setVersion(w, ev.PolicyVersion)
 	c.rebuildTiers()
 	c.refitPlaces(w)
-	for _, s := range w.sessions {
-		c.refit(s)
-	}
+	c.refitAll(w)
 	before := w.cap
 	w.baseCap = c.baseCapOf(w)
 	if first || w.cap > w.baseCap || !w.pressure.contracted {
@@ -165,6 +163,20 @@ func (c *Core) instanceJoined(ev *InstanceJoined, out []Decision) []Decision {
 	c.dirty = true
 	if first || w.cap != before {
 		out = append(out, c.capDecision(w, InstanceChanged))
+	}
+	return c.tellStranded(out)
+}
+
+// tellStranded says of held sessions that no instance is large enough for them
+// any more: they must not wait in silence.
+func (c *Core) tellStranded(out []Decision) []Decision {
+	for _, cl := range c.classList {
+		q := &cl.queues[len(c.limits)]
+		for _, s := range q.sessions[q.head:] {
+			if s.reason != NoInstance {
+				out = append(out, c.holdDecision(s))
+			}
+		}
 	}
 	return out
 }
@@ -196,7 +208,7 @@ func (c *Core) instanceLeft(ev *InstanceLeft, out []Decision) []Decision {
 	}
 	c.rebuildTiers()
 	c.dirty = true
-	return out
+	return c.tellStranded(out)
 }
 
 func (c *Core) instanceDraining(ev *InstanceDraining) {
@@ -214,19 +226,21 @@ func (c *Core) instanceReset(ev *InstanceReset) {
 		return
 	}
 	c.setVersion(w, ev.PolicyVersion)
+	c.forgetCache(w)
+	c.dirty = true
+}
+
+// forgetCache begins a new epoch of an instance's cache: nothing is known to be
+// in it, and what sessions left there before is not missed.
+func (c *Core) forgetCache(w *instance) {
 	w.cacheEpoch++
 	w.pressure.restart()
-	c.clearIndex(w)
+	c.index.Clear(w.slot)
+	w.indexSeen = false
 	for _, s := range w.sessions {
 		s.cachedBlocks = -1
 	}
 	c.coolPlaces(w)
-	c.dirty = true
-}
-
-func (c *Core) clearIndex(w *instance) {
-	c.index.Clear(w.slot)
-	w.indexSeen = false
 }
 
 // endProtection takes a session out of O and P and says so.

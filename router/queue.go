@@ -122,6 +122,7 @@ func (c *Core) dequeue(s *session) {
 // hold makes a turn wait: it fixes the session's place in the order.
 func (c *Core) hold(s *session, since Nanos) {
 	s.phase = held
+	s.reason = 0
 	s.heldSince = since
 	c.retier(s)
 	c.nextSeq++

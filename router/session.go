@@ -206,7 +206,7 @@ func (c *Core) detach(s *session) {
 func (c *Core) refit(s *session) {
 	w := s.inst
 	own := w.blocksOf(s.contextTokens)
-	reserve := c.reservation(s.class, own, w)
+	reserve := c.reservation(s, own, w)
 	shared := c.sharedAt(s, w)
 	own, reserve = max(1, own-shared), max(1, reserve-shared)
 	w.reservedBlocks += reserve - s.reserveBlocks
@@ -214,15 +214,23 @@ func (c *Core) refit(s *session) {
 	s.reserveBlocks, s.ownBlocks = reserve, own
 }
 
+func (c *Core) refitAll(w *instance) {
+	for _, s := range w.sessions {
+		c.refit(s)
+	}
+}
+
 // reservation is k~_s of an admitted session that holds so many blocks.
-func (c *Core) reservation(cl *class, blocks int64, w *instance) int64 {
+func (c *Core) reservation(s *session, blocks int64, w *instance) int64 {
 	switch c.cfg.Reserve {
 	case ReserveMean:
-		return w.blocksOf(cl.kBarTokens)
+		return w.blocksOf(s.class.kBarTokens)
 	case ReserveCurrent:
-		return blocks
+		if s.phase == active && w.observability == Fresh {
+			return blocks
+		}
 	}
-	return max(blocks, w.blocksOf(cl.kBarTokens))
+	return max(blocks, w.blocksOf(s.class.kBarTokens))
 }
 
 // footprintTokens is the context a session holds by itself, with the group's

@@ -20,6 +20,8 @@ func (c *Core) snapshot(ev *Snapshot) {
 		if s.phase == pending {
 			s.phase = active
 			w.pending--
+			c.refit(s)
+			c.dirty = true
 		}
 		if s.sent && seen.Tokens > s.contextTokens {
 			c.grow(s, seen.Tokens)

@@ -140,7 +140,7 @@ func (c *Core) evicted(s *session) bool {
 	var cached int64
 	switch {
 	case w.indexTrusted() && s.chain.Blocks() > 0:
-		cached = int64(c.index.MatchOne(&s.chain, w.slot)) * w.blockTokens
+		cached = int64(c.index.MatchOne(&s.chain, w.slot, int(expected/w.blockTokens))) * w.blockTokens
 	case s.cachedBlocks >= 0 && s.cachedAt >= s.lastEndedAt:
 		cached = s.cachedBlocks * w.blockTokens
 	default:
@@ -241,6 +241,9 @@ func (c *Core) turnEnded(ev *TurnEnded) {
 	c.grow(s, prompt+max(0, ev.OutputTokens))
 	s.lastEndedAt = c.now
 	s.home, s.homeEpoch = w, s.dispatchEpoch
+	if w.indexTrusted() && s.homeEpoch == w.cacheEpoch {
+		c.index.Witness(w.slot, &s.chain)
+	}
 	if ev.CachedTokens < 0 {
 		return
 	}

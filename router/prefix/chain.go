@@ -40,6 +40,11 @@ func (c *Chain) Extend(known int, blocks []Hash) {
 		c.Reset()
 		c.base, c.blocks = known, known
 	}
+	if c.stride == 1 && len(c.samples)+len(blocks) <= maxSamples {
+		c.samples = append(c.samples, blocks...)
+		c.blocks += len(blocks)
+		return
+	}
 	for _, h := range blocks {
 		c.blocks++
 		if (c.blocks-c.base)%c.stride != 0 {
@@ -74,6 +79,9 @@ func (c *Chain) thin() {
 	c.samples = c.samples[:len(c.samples)/2]
 	c.stride *= 2
 }
+
+// samplesWithin is the number of samples within the first n blocks.
+func (c *Chain) samplesWithin(n int) int { return (n - c.base) / c.stride }
 
 // length is the number of blocks up to and including sample j; j = -1 is none.
 func (c *Chain) length(j int) int {

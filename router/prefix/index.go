@@ -76,15 +76,24 @@ func NewIndex(maxBlocks int) *Index {
 func (x *Index) Blocks() int     { return x.blocks }
 func (x *Index) Refused() uint64 { return x.refused }
 
-// InstanceBlocks is the number of blocks at an instance, over all its locations.
+// InstanceBlocks is the number of blocks at an instance over all ranks, in the
+// cache group that holds the most.
 func (x *Index) InstanceBlocks(instance int) int {
-	n := 0
-	if instance < len(x.byOwner) {
-		for _, l := range x.byOwner[instance] {
-			n += x.locations[l].blocks
-		}
+	if instance >= len(x.byOwner) {
+		return 0
 	}
-	return n
+	most := 0
+	owned := x.byOwner[instance]
+	for _, l := range owned {
+		n := 0
+		for _, other := range owned {
+			if x.locations[other].group == x.locations[l].group {
+				n += x.locations[other].blocks
+			}
+		}
+		most = max(most, n)
+	}
+	return most
 }
 
 // Store adds a location to blocks. Repeats are harmless. It reports how many
@@ -116,6 +125,21 @@ func (x *Index) Store(instance, rank, group int, blocks []Hash) int {
 	}
 	x.locations[l].blocks += added
 	return added
+}
+
+// Witness records that an instance holds a whole chain, as the end of a request
+// that computed it shows, whatever events were lost on the way. It serves
+// instances with one location: elsewhere it is not known which one it was. Only
+// the hashes that the chain kept can be stored, which are those matches look at.
+func (x *Index) Witness(instance int, c *Chain) {
+	if instance >= len(x.byOwner) || len(x.byOwner[instance]) != 1 || len(c.samples) == 0 {
+		return
+	}
+	l := x.byOwner[instance][0]
+	if x.matchLocation(c, l, c.blocks) == c.length(len(c.samples)-1) {
+		return
+	}
+	x.Store(instance, x.locations[l].rank, x.locations[l].group, c.samples)
 }
 
 // Remove drops a location from blocks; unknown ones are ignored. It reports how

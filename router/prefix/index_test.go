@@ -145,8 +145,8 @@ func compare(t *testing.T, seed uint64, x *Index, o oracle, chains [][]Hash, gro
 		x.MatchAll(&c, matched)
 		for i := range instances {
 			want := o.match(blocks, i, groups)
-			if matched[i] != want || x.MatchOne(&c, i) != want {
-				t.Fatalf("seed %d chain %d instance %d: MatchAll %d, MatchOne %d, oracle %d", seed, k, i, matched[i], x.MatchOne(&c, i), want)
+			if matched[i] != want || x.MatchOne(&c, i, k) != want {
+				t.Fatalf("seed %d chain %d instance %d: MatchAll %d, MatchOne %d, oracle %d", seed, k, i, matched[i], x.MatchOne(&c, i, k), want)
 			}
 		}
 		for _, h := range blocks {

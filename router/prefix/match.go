@@ -3,8 +3,10 @@ package prefix
 import "math/bits"
 
 // MatchOne is the number of leading blocks of the chain that the instance holds:
-// the best of its ranks, where a rank holds what all its cache groups hold.
-func (x *Index) MatchOne(c *Chain, instance int) int {
+// the best of its ranks, where a rank holds what all its cache groups hold. The
+// search begins near hint blocks and so costs a few probes when the answer is
+// near it; the answer does not depend on it.
+func (x *Index) MatchOne(c *Chain, instance, hint int) int {
 	if instance >= len(x.byOwner) || len(c.samples) == 0 {
 		return 0
 	}
@@ -14,10 +16,10 @@ func (x *Index) MatchOne(c *Chain, instance int) int {
 		if !x.firstOfRank(owned, k) {
 			continue
 		}
-		held := x.matchLocation(c, l)
+		held := x.matchLocation(c, l, hint)
 		for _, other := range owned[k+1:] {
 			if x.locations[other].rank == x.locations[l].rank {
-				held = min(held, x.matchLocation(c, other))
+				held = min(held, x.matchLocation(c, other, hint))
 			}
 		}
 		best = max(best, held)
@@ -34,14 +36,32 @@ func (x *Index) firstOfRank(owned []int, k int) bool {
 	return true
 }
 
-// matchLocation finds the longest cached prefix at one location. It looks at the
-// end first: a continuation whose prefix is all there costs one probe.
-func (x *Index) matchLocation(c *Chain, l int) int {
-	last := len(c.samples) - 1
-	if x.holds(c.samples[last], l) {
-		return c.length(last)
+// matchLocation finds the longest cached prefix at one location: it gallops away
+// from the hint, up while blocks are there and down while they are not, and then
+// halves what is left between.
+func (x *Index) matchLocation(c *Chain, l, hint int) int {
+	count := len(c.samples)
+	lo, hi := -1, count // sample lo is held, sample hi is not
+	at := min(max(c.samplesWithin(hint)-1, 0), count-1)
+	if x.holds(c.samples[at], l) {
+		lo = at
+		for step := 1; lo+step < hi; step *= 2 {
+			if !x.holds(c.samples[lo+step], l) {
+				hi = lo + step
+				break
+			}
+			lo += step
+		}
+	} else {
+		hi = at
+		for step := 1; hi-step > lo; step *= 2 {
+			if x.holds(c.samples[hi-step], l) {
+				lo = hi - step
+				break
+			}
+			hi -= step
+		}
 	}
-	lo, hi := -1, last
 	for hi-lo > 1 {
 		mid := (lo + hi) / 2
 		if x.holds(c.samples[mid], l) {
@@ -78,7 +98,12 @@ func (x *Index) MatchAll(c *Chain, blocks []int) {
 		return
 	}
 	m := matcher{index: x, chain: c}
-	m.search(-1, len(c.samples), &x.live)
+	// Most prompts of new sessions are cached nowhere: look at the front first.
+	front := x.holders(c.samples[0])
+	if front == (set{}) {
+		return
+	}
+	m.search(0, len(c.samples), &front)
 	for instance := range blocks {
 		if instance >= len(x.byOwner) {
 			return
