@@ -7,6 +7,7 @@ import (
 	"io"
 	"reflect"
 	"strconv"
+	"time"
 
 	strictjson "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
@@ -85,10 +86,15 @@ func describeSemantic(err *strictjson.SemanticError) string {
 		return "is not a known field"
 	}
 	wanted := describeType(err.GoType)
-	if len(err.JSONValue) > 0 {
+	switch given := describeKind(err.JSONKind); {
+	case len(err.JSONValue) > 0:
 		return fmt.Sprintf("must be %s, is %s", wanted, shortened(string(err.JSONValue)))
+	case given != "":
+		return fmt.Sprintf("must be %s, is %s", wanted, given)
+	case err.Err != nil:
+		return fmt.Sprintf("must be %s, has %v", wanted, err.Err)
 	}
-	return fmt.Sprintf("must be %s, is %s", wanted, describeKind(err.JSONKind))
+	return "must be " + wanted
 }
 
 func describeType(t reflect.Type) string {
@@ -112,6 +118,11 @@ func describeType(t reflect.Type) string {
 		return "a number that a 64-bit float can hold"
 	case reflect.Slice:
 		return "an array"
+	case reflect.Array:
+		return fmt.Sprintf("an array of %d", t.Len())
+	}
+	if t == reflect.TypeFor[time.Time]() {
+		return "a time such as 2006-01-02T15:04:05Z"
 	}
 	return "an object"
 }
@@ -131,7 +142,7 @@ func describeKind(kind jsontext.Kind) string {
 	case '{':
 		return "an object"
 	}
-	return "something else"
+	return ""
 }
 
 // belowPath turns a JSON pointer (RFC 6901) below a task into the path
