@@ -8,7 +8,7 @@ import (
 
 // TokenizerName names the byte-pair vocabulary by which text is counted. It is
 // the one from which Qwen's is derived, it is inside the library, and at 4 MB
-// it is half the size of its successor; on the public traces the two differ by
+// it is half the size of its successor; on tau-bench's file the two differ by
 // 0.3 %.
 const TokenizerName = "cl100k_base"
 
