@@ -16,7 +16,10 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -59,6 +62,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, fmt.Errorf("reading the database URL: %w", err)
 	}
 	poolConfig.MaxConns = int32(config.MaxConnections)
+	poolConfig.AfterConnect = readTimesAsUTC
 	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
 	if err != nil {
 		return nil, fmt.Errorf("opening the database pool: %w", err)
@@ -69,6 +73,12 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 		return nil, err
 	}
 	return s, nil
+}
+
+// readTimesAsUTC makes equal instants equal values, whatever the process's zone.
+func readTimesAsUTC(_ context.Context, conn *pgx.Conn) error {
+	conn.TypeMap().RegisterType(&pgtype.Type{Name: "timestamptz", OID: pgtype.TimestamptzOID, Codec: &pgtype.TimestamptzCodec{ScanLocation: time.UTC}})
+	return nil
 }
 
 // Close waits for running calls and closes all connections.
