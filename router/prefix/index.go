@@ -216,7 +216,7 @@ func (x *Index) freeLocation() int {
 	}
 	if len(x.locations) <= MaxLocations {
 		x.locations = append(x.locations, location{})
-		x.words = len(x.locations)/64 + 1
+		x.words = (len(x.locations) + 63) / 64
 		return len(x.locations) - 1
 	}
 	if x.deadCount == 0 {

@@ -3,14 +3,13 @@
 //
 // Counting only finished sessions misleads exactly when it matters: at a cold
 // start the short ones finish first, the estimate is too low and the cap derived
-// from it explodes. This estimator therefore counts exposure: every session,
-// finished or not, adds the growth (tokens) and time (seconds) it spent at each
-// footprint, and a finished one adds one ending there. Endings over growth is
-// the hazard of ending at that footprint, right under censoring and under late
-// entry alike (the piecewise exponential occurrence/exposure estimate). From
-// hazards and paces the expected life of a new session is put together level by
-// level; levels nobody has reached yet follow the class's own hazard, and with
-// too few endings a neutral prior.
+// from it explodes. This estimator therefore keeps a life table over footprints:
+// for each range of footprints, how many sessions passed through it, how many
+// finished in it and how much time was spent in it, running sessions included.
+// From the chance to finish and the time in each range, the expected life of a
+// new session is put together range by range (the actuarial estimate, which
+// counts a session still in a range as half a passage). Ranges that nobody has
+// reached yet follow the class's own rates, and with little history a prior.
 //
 // In a steady state the result is the residency-weighted mean footprint,
 // sum Z / sum T, which was the best cap reference of those compared.
@@ -59,11 +58,11 @@ var edges = func() (e [binCount]float64) {
 	return e
 }()
 
-// bin holds the exposure at one range of footprints.
+// bin is the life table's entry for one range of footprints.
 type bin struct {
 	entries      float64 // sessions that began here
+	passages     float64 // sessions that grew beyond it
 	endings      float64 // sessions that finished here
-	growthTokens float64
 	seconds      float64
 	tokenSeconds float64
 }
@@ -72,6 +71,8 @@ type bin struct {
 type Estimator struct {
 	cfg  Config
 	bins [binCount]bin
+	// growthTokens is the growth of all sessions, finished or not.
+	growthTokens float64
 	// done* are the sums over finished sessions alone, for the uncorrected estimate.
 	doneSessions, doneSeconds, doneTokenSeconds float64
 }
@@ -94,22 +95,21 @@ func (e *Estimator) Advance(fromTokens, toTokens int64, seconds float64) {
 	}
 	from, to := float64(fromTokens), float64(toTokens)
 	secondsPerToken := seconds / (to - from)
-	for i := binOf(fromTokens); i < binCount; i++ {
+	e.growthTokens += to - from
+	for i := binOf(fromTokens); ; i++ {
 		upper := min(to, edges[i])
 		if i == binCount-1 {
 			upper = to
 		}
-		grown := upper - from
-		if grown > 0 {
-			b := &e.bins[i]
-			b.growthTokens += grown
-			b.seconds += grown * secondsPerToken
-			b.tokenSeconds += grown * secondsPerToken * (from + upper) / 2
-			from = upper
-		}
-		if from >= to {
+		b := &e.bins[i]
+		grown := max(0, upper-from)
+		b.seconds += grown * secondsPerToken
+		b.tokenSeconds += grown * secondsPerToken * (from + upper) / 2
+		if i == binCount-1 || to < edges[i] {
 			return
 		}
+		b.passages++
+		from = upper
 	}
 }
 
@@ -121,11 +121,12 @@ func (e *Estimator) End(tokens int64, seconds, tokenSeconds float64) {
 	for i := range e.bins {
 		b := &e.bins[i]
 		b.entries *= keep
+		b.passages *= keep
 		b.endings *= keep
-		b.growthTokens *= keep
 		b.seconds *= keep
 		b.tokenSeconds *= keep
 	}
+	e.growthTokens *= keep
 	e.doneSessions = e.doneSessions*keep + 1
 	e.doneSeconds = e.doneSeconds*keep + seconds
 	e.doneTokenSeconds = e.doneTokenSeconds*keep + tokenSeconds
@@ -151,21 +152,22 @@ func (e *Estimator) Finished() Estimate {
 // Expect is the censoring-aware estimate for sessions that can grow to at most
 // maxTokens.
 func (e *Estimator) Expect(maxTokens int64) Estimate {
-	var entries, endings, growth, seconds float64
+	var entries, endings, seconds float64
 	for i := range e.bins {
 		b := &e.bins[i]
 		entries += b.entries
 		endings += b.endings
-		growth += b.growthTokens
 		seconds += b.seconds
 	}
 	if entries == 0 {
 		return Estimate{FootprintTokens: e.cfg.PriorTokens, ResidencySeconds: e.cfg.PriorSeconds}
 	}
 	m := e.cfg.PriorSessions
-	classHazard := (endings + m) / (growth + m*e.cfg.PriorTokens)
-	classSecondsPerToken := (seconds + m*e.cfg.PriorSeconds) / (growth + m*e.cfg.PriorTokens)
-	life := walk{hazard: classHazard, secondsPerToken: classSecondsPerToken, maxTokens: float64(maxTokens)}
+	life := walk{
+		hazard:          (endings + m) / (e.growthTokens + m*e.cfg.PriorTokens),
+		secondsPerToken: (seconds + m*e.cfg.PriorSeconds) / (e.growthTokens + m*e.cfg.PriorTokens),
+		maxTokens:       max(1, float64(maxTokens)),
+	}
 	for i := range e.bins {
 		life.through(i, &e.bins[i], e.bins[i].entries/entries)
 	}
@@ -176,36 +178,45 @@ func (e *Estimator) Expect(maxTokens int64) Estimate {
 	}
 }
 
-// walk accumulates the expected life of one session from the lowest bin up.
+// walk puts the expected life of one session together from the lowest range up.
 type walk struct {
+	// hazard of ending, per token of growth, and pace of the class as a whole.
 	hazard, secondsPerToken float64
 	maxTokens               float64
-	alive                   float64 // expected number of sessions at the lower edge
+	alive                   float64 // share of sessions that reach the range from below
+	came                    float64 // passages out of the range below
 	seconds, tokenSeconds   float64
 }
 
-// through lets the sessions alive and the share that begins in this bin pass it.
-// One traversal's worth of the class's own hazard and pace is mixed in, so that
-// a bin seen once or never does not decide alone.
+// mixedPassages at the class's own rates are mixed into each range, so that a
+// range seen once or never does not decide alone.
+const mixedPassages = 0.5
+
+// through lets the sessions that come from below, and the share that begins
+// here, pass one range.
 func (w *walk) through(i int, b *bin, begin float64) {
 	lower := 0.0
 	if i > 0 {
 		lower = edges[i-1]
 	}
-	upper := min(edges[i], w.maxTokens)
-	width := upper - lower
-	if width <= 0 {
-		width = 1
+	if lower >= w.maxTokens && begin == 0 {
+		return
 	}
-	hazard := (b.endings + w.hazard*width) / (b.growthTokens + width)
-	pace := (b.seconds + w.secondsPerToken*width) / (b.growthTokens + width)
-	level := (b.tokenSeconds + w.secondsPerToken*width*(lower+upper)/2) / (b.seconds + w.secondsPerToken*width)
-	// Those who begin inside the bin are taken to begin in its middle.
-	wholeSurvive, halfSurvive := math.Exp(-hazard*width), math.Exp(-hazard*width/2)
-	grown := w.alive*(1-wholeSurvive)/hazard + begin*(1-halfSurvive)/hazard
-	w.seconds += grown * pace
-	w.tokenSeconds += grown * pace * level
-	w.alive = w.alive*wholeSurvive + begin*halfSurvive
+	upper := max(min(edges[i], w.maxTokens), lower+1)
+	width := upper - lower
+	// Those who came and neither passed nor finished are still in it. (They fade
+	// with the window as all counts do: in a steady state none are left over.)
+	still := max(0, b.entries+w.came-b.passages-b.endings)
+	w.came = b.passages
+	visits := b.passages + b.endings + still/2
+	mixedSeconds := mixedPassages * w.secondsPerToken * width
+	ends := (b.endings + mixedPassages*(1-math.Exp(-w.hazard*width))) / (visits + mixedPassages)
+	stay := (b.seconds + mixedSeconds) / (visits + mixedPassages)
+	level := (b.tokenSeconds + mixedSeconds*(lower+upper)/2) / (b.seconds + mixedSeconds)
+	here := w.alive + begin
+	w.seconds += here * stay
+	w.tokenSeconds += here * stay * level
+	w.alive = here * (1 - min(1, ends))
 	if edges[i] >= w.maxTokens {
 		w.alive = 0
 	}
