@@ -297,11 +297,14 @@ func (r *boundedReader) allowAll() { r.untilError = nil }
 
 // Read gives out bytes within the bounds.
 func (r *boundedReader) Read(p []byte) (int, error) {
-	if r.untilError != nil && r.read >= r.until {
-		return 0, r.untilError
-	}
 	if len(p) == 0 {
 		return 0, nil
+	}
+	if r.untilError != nil {
+		if r.read >= r.until {
+			return 0, r.untilError
+		}
+		p = p[:min(int64(len(p)), r.until-r.read)]
 	}
 	// One byte beyond the bound tells a body that ends there from a longer one.
 	if int64(len(p)) > r.remaining+1 {

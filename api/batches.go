@@ -21,7 +21,7 @@ const tagBatches = "batches"
 
 // submitBatchInput has no Body: huma would read all of it into memory.
 type submitBatchInput struct {
-	runPath
+	RunPath
 	IdempotencyKey  string `header:"Idempotency-Key" required:"true" minLength:"1" maxLength:"256" doc:"Names the submission. Repeating it with the same body returns the same batch; with another body it is refused with 409."`
 	ContentEncoding string `header:"Content-Encoding" doc:"gzip, zstd or identity."`
 	ContentType     string `header:"Content-Type" hidden:"true"`
@@ -41,7 +41,7 @@ type batchOutput struct {
 }
 
 type getBatchInput struct {
-	runPath
+	RunPath
 	Batch uuid.UUID `path:"batch" format:"uuid" doc:"Id of the batch."`
 }
 
@@ -99,7 +99,7 @@ func (s *Server) submitBatch(ctx context.Context, in *submitBatchInput) (*batchO
 		BodyHash: body.hash,
 	})
 	if err != nil {
-		return nil, noRun(err, in.Run)
+		return nil, relocated(noRun(err, in.Run), "idempotency_key", "header.Idempotency-Key")
 	}
 	status := http.StatusOK
 	if !replayed {

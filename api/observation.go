@@ -43,7 +43,7 @@ const maxSpan = 10 * 365 * 24 * time.Hour
 
 // windowQuery selects a stretch of time.
 type windowQuery struct {
-	runPath
+	RunPath
 	Window span      `query:"window" doc:"The last stretch of that length, such as 5m. Not together with from or to."`
 	From   time.Time `query:"from" doc:"Begin of the window, RFC 3339; absent leaves it open."`
 	To     time.Time `query:"to" doc:"End of the window, RFC 3339; absent leaves it open."`
@@ -92,7 +92,7 @@ func (s *Server) registerObservation() {
 	}, s.runMetrics)
 }
 
-func (s *Server) backlog(ctx context.Context, in *runPath) (*backlogOutput, error) {
+func (s *Server) backlog(ctx context.Context, in *RunPath) (*backlogOutput, error) {
 	classes, err := s.store.Backlog(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)

@@ -12,12 +12,12 @@ import (
 	"holdfast/store"
 )
 
-type poolPath struct {
+type PoolPath struct {
 	Pool string `path:"pool" maxLength:"64" doc:"Name of the pool."`
 }
 
-type instancePath struct {
-	poolPath
+type InstancePath struct {
+	PoolPath
 	Instance string `path:"instance" maxLength:"128" doc:"Name of the instance in its pool."`
 }
 
@@ -26,12 +26,12 @@ type poolListOutput struct{ Body wire.PoolList }
 type policyOutput struct{ Body wire.Policy }
 
 type putPolicyInput struct {
-	poolPath
+	PoolPath
 	Body wire.NewPolicy
 }
 
 type registerInstanceInput struct {
-	poolPath
+	PoolPath
 	Body wire.NewInstance
 }
 
@@ -40,7 +40,7 @@ type instanceOutput struct{ Body wire.Instance }
 type instanceListOutput struct{ Body wire.InstanceList }
 
 type drainInput struct {
-	instancePath
+	InstancePath
 	Body *wire.Drain `required:"false"`
 }
 
@@ -102,7 +102,7 @@ func (s *Server) registerPools() {
 
 func noPool(err error, pool string) error { return notFound(err, fmt.Sprintf("pool %q", pool)) }
 
-func noInstance(err error, in *instancePath) error {
+func noInstance(err error, in *InstancePath) error {
 	return notFound(err, fmt.Sprintf("instance %q in pool %q", in.Instance, in.Pool))
 }
 
@@ -118,7 +118,7 @@ func (s *Server) listPools(ctx context.Context, _ *struct{}) (*poolListOutput, e
 	return &poolListOutput{Body: list}, nil
 }
 
-func (s *Server) getPolicy(ctx context.Context, in *poolPath) (*policyOutput, error) {
+func (s *Server) getPolicy(ctx context.Context, in *PoolPath) (*policyOutput, error) {
 	version, err := s.store.PolicyVersion(ctx, in.Pool)
 	if err != nil {
 		return nil, noPool(err, in.Pool)
@@ -153,7 +153,7 @@ func (s *Server) registerInstance(ctx context.Context, in *registerInstanceInput
 		TTLSeconds: in.Body.TTLSeconds,
 	})
 	if err != nil {
-		return nil, err
+		return nil, relocated(err, "pool", "path.pool")
 	}
 	return &instanceOutput{Body: wireInstance(&instance)}, nil
 }
@@ -176,7 +176,7 @@ func noAnswer(engineURL string, err error) *problem {
 	return p
 }
 
-func (s *Server) listInstances(ctx context.Context, in *poolPath) (*instanceListOutput, error) {
+func (s *Server) listInstances(ctx context.Context, in *PoolPath) (*instanceListOutput, error) {
 	instances, err := s.store.Instances(ctx, in.Pool)
 	if err != nil {
 		return nil, noPool(err, in.Pool)
@@ -188,20 +188,20 @@ func (s *Server) listInstances(ctx context.Context, in *poolPath) (*instanceList
 	return &instanceListOutput{Body: list}, nil
 }
 
-func (s *Server) heartbeatInstance(ctx context.Context, in *instancePath) (*struct{}, error) {
+func (s *Server) heartbeatInstance(ctx context.Context, in *InstancePath) (*struct{}, error) {
 	return nil, noInstance(s.store.HeartbeatInstance(ctx, in.Pool, in.Instance), in)
 }
 
 func (s *Server) drainInstance(ctx context.Context, in *drainInput) (*struct{}, error) {
 	draining := in.Body == nil || in.Body.Draining == nil || *in.Body.Draining
-	return nil, noInstance(s.store.DrainInstance(ctx, in.Pool, in.Instance, draining), &in.instancePath)
+	return nil, noInstance(s.store.DrainInstance(ctx, in.Pool, in.Instance, draining), &in.InstancePath)
 }
 
-func (s *Server) removeInstance(ctx context.Context, in *instancePath) (*struct{}, error) {
+func (s *Server) removeInstance(ctx context.Context, in *InstancePath) (*struct{}, error) {
 	return nil, noInstance(s.store.RemoveInstance(ctx, in.Pool, in.Instance), in)
 }
 
-func (s *Server) getRouter(ctx context.Context, in *poolPath) (*routerOutput, error) {
+func (s *Server) getRouter(ctx context.Context, in *PoolPath) (*routerOutput, error) {
 	if s.router == nil {
 		return nil, ErrNotOwner
 	}

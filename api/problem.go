@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"net/http"
 	"os"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 	"strings"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/labstack/echo/v4"
 
 	"holdfast/api/wire"
@@ -164,6 +167,8 @@ func problemOf(err error) *problem {
 		return newProblem(http.StatusServiceUnavailable, kindTimeout, "the request took longer than the service allows; nothing was half done").because(err)
 	case errors.Is(err, context.Canceled):
 		return newProblem(http.StatusServiceUnavailable, kindStopping, "the request was broken off").because(err)
+	case databaseDown(err):
+		return newProblem(http.StatusServiceUnavailable, kindUnavailable, "the database cannot be reached at the moment; trying again is right").because(err)
 	}
 	return newProblem(http.StatusInternalServerError, kindInternal, "something went wrong inside; the log has it under the request id").because(err)
 }
@@ -225,6 +230,35 @@ func explainNotJSON(message string) string {
 	return message
 }
 
+// databaseDown tells a database that cannot be reached, is shutting down or has
+// no connection left from one that was asked something wrong.
+func databaseDown(err error) bool {
+	if errors.As(err, new(*pgconn.ConnectError)) || errors.As(err, new(*net.OpError)) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return true
+	}
+	var answered *pgconn.PgError
+	if !errors.As(err, &answered) {
+		return false
+	}
+	// Classes of SQLSTATE: connection exception, insufficient resources, operator intervention.
+	for _, class := range []string{"08", "53", "57P"} {
+		if strings.HasPrefix(answered.Code, class) {
+			return true
+		}
+	}
+	return false
+}
+
+// relocated gives a field that the store names by itself its place in the
+// request; other errors pass.
+func relocated(err error, path, location string) error {
+	var field *store.FieldError
+	if !errors.As(err, &field) || field.Path != path {
+		return err
+	}
+	return invalid(location, field.Problem)
+}
+
 // bodyPath puts a path that a lower layer gives relative to the body into the
 // form of locations.
 func bodyPath(path string) string {
@@ -249,21 +283,31 @@ func problemOfHuma(m *huma.ErrorModel) *problem {
 		return newProblem(m.Status, kindInternal, m.Detail).because(m)
 	}
 	p := newProblem(m.Status, kind, m.Detail)
+	var sayings []string
 	for _, found := range m.Errors {
 		if found == nil {
 			continue
 		}
-		p.Errors = append(p.Errors, wire.ErrorDetail{Location: found.Location, Message: explainNotJSON(found.Message), Value: shortValue(found.Value), OffsetBytes: offsetIn(found)})
+		detail := wire.ErrorDetail{Location: found.Location, Message: explainNotJSON(found.Message), OffsetBytes: offsetIn(found)}
+		if kind == kindInvalidRequest {
+			if detail.Value = shortValue(found.Value); detail.Value != nil {
+				detail.Message += fmt.Sprintf(", is %v", detail.Value)
+			}
+		}
+		p.Errors = append(p.Errors, detail)
+		sayings = append(sayings, detail.Location+" "+detail.Message)
 	}
-	switch len(p.Errors) {
-	case 0:
-	case 1:
-		p.Detail = p.Errors[0].Location + " " + p.Errors[0].Message
-	default:
-		p.Detail = fmt.Sprintf("%d things are not acceptable, first %s: %s", len(p.Errors), p.Errors[0].Location, p.Errors[0].Message)
+	switch n := len(sayings); {
+	case n > maxSayings:
+		p.Detail = strings.Join(sayings[:maxSayings], "; ") + fmt.Sprintf("; and %d more", n-maxSayings)
+	case n > 0:
+		p.Detail = strings.Join(sayings, "; ")
 	}
 	return p
 }
+
+// maxSayings bounds how many things wrong are told in one sentence.
+const maxSayings = 3
 
 // offsetIn recovers the byte that an offsetError tells: huma keeps only the text.
 func offsetIn(found *huma.ErrorDetail) *int64 {

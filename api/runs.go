@@ -11,8 +11,8 @@ import (
 	"holdfast/store"
 )
 
-// runPath is the path parameter of everything below a run.
-type runPath struct {
+// RunPath is exported for huma, which passes over embedded types that are not. It is the path parameter of everything below a run.
+type RunPath struct {
 	Run uuid.UUID `path:"run" format:"uuid" doc:"Id of the run."`
 }
 
@@ -32,7 +32,7 @@ type listRunsInput struct {
 type runPageOutput struct{ Body wire.RunPage }
 
 type putContractInput struct {
-	runPath
+	RunPath
 	Body wire.NewContract
 }
 
@@ -100,7 +100,7 @@ func (s *Server) listRuns(ctx context.Context, in *listRunsInput) (*runPageOutpu
 	return &runPageOutput{Body: page}, nil
 }
 
-func (s *Server) getRun(ctx context.Context, in *runPath) (*runOutput, error) {
+func (s *Server) getRun(ctx context.Context, in *RunPath) (*runOutput, error) {
 	run, err := s.store.Run(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)
@@ -108,7 +108,7 @@ func (s *Server) getRun(ctx context.Context, in *runPath) (*runOutput, error) {
 	return &runOutput{Body: wireRun(&run)}, nil
 }
 
-func (s *Server) endRun(ctx context.Context, in *runPath) (*runOutput, error) {
+func (s *Server) endRun(ctx context.Context, in *RunPath) (*runOutput, error) {
 	run, err := s.store.EndRun(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)
@@ -124,7 +124,7 @@ func (s *Server) putContract(ctx context.Context, in *putContractInput) (*contra
 	return &contractOutput{Body: wireContract(&version)}, nil
 }
 
-func (s *Server) contractHistory(ctx context.Context, in *runPath) (*contractHistoryOutput, error) {
+func (s *Server) contractHistory(ctx context.Context, in *RunPath) (*contractHistoryOutput, error) {
 	versions, err := s.store.ContractHistory(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)

@@ -27,8 +27,8 @@ const (
 )
 
 type listSamplesInput struct {
-	runPath
-	Consumer string   `query:"consumer" maxLength:"128" doc:"Who reads, such as trainer: its deliveries and acknowledgements are kept. Absent reads without a trace."`
+	RunPath
+	Consumer string   `query:"consumer" maxLength:"64" doc:"Who reads, such as trainer: its deliveries and acknowledgements are kept. Absent reads without a trace."`
 	After    string   `query:"after" maxLength:"256" doc:"A cursor: where the last page ended. Absent begins at the consumer's acknowledged place."`
 	Wait     span     `query:"wait" doc:"How long to wait when there is nothing, such as 30s; at most 60s."`
 	Limit    int      `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Samples in a page."`
@@ -38,7 +38,7 @@ type listSamplesInput struct {
 }
 
 type ackInput struct {
-	runPath
+	RunPath
 	Body wire.Ack
 }
 
@@ -77,9 +77,10 @@ func (s *Server) listSamples(ctx context.Context, in *listSamplesInput) (*huma.S
 	}
 	timer := time.NewTimer(in.Wait.Duration)
 	defer timer.Stop()
+	// The first look finds out whether there is such a run at all. From then on the
+	// wish to be woken comes before the look, so that nothing falls in between.
+	var woken <-chan struct{}
 	for {
-		// Ask to be woken before looking, so that nothing falls in between.
-		woken := s.notifications.WaitFor(store.SamplesTopic(in.Run))
 		if err := s.pages.Acquire(ctx, 1); err != nil {
 			return nil, newProblem(http.StatusTooManyRequests, kindOverloaded, "too many pages of samples are being sent; try again after a moment").because(err)
 		}
@@ -92,11 +93,13 @@ func (s *Server) listSamples(ctx context.Context, in *listSamplesInput) (*huma.S
 		}
 		s.pages.Release(1)
 		if err != nil {
-			return nil, unknownCursor(noRun(err, in.Run), "query.after")
+			return nil, unknownCursor(relocated(noRun(err, in.Run), "consumer", "query.consumer"), "query.after")
 		}
-		if !s.sleep(ctx, page.More, woken, timer.C) {
+		first := woken == nil && in.Wait.Duration > 0
+		if !first && !s.sleep(ctx, page.More, woken, timer.C) {
 			return &huma.StreamResponse{Body: func(out huma.Context) { s.writePage(out, &page, in.Encoding) }}, nil
 		}
+		woken = s.notifications.WaitFor(store.SamplesTopic(in.Run))
 		// What was looked at and is not of the statuses asked for need not be looked at again.
 		query.After = page.Next
 	}
@@ -232,12 +235,16 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 func (s *Server) ackSamples(ctx context.Context, in *ackInput) (*consumerOutput, error) {
 	consumer, err := s.store.Ack(ctx, in.Run, in.Body.Consumer, store.Cursor(in.Body.Cursor))
 	if err != nil {
-		return nil, unknownCursor(noRun(err, in.Run), "body.cursor")
+		what := fmt.Sprintf("consumer %q of run %s; it begins with the first page of samples that names it", in.Body.Consumer, in.Run)
+		return nil, unknownCursor(notFound(err, what), "body.cursor")
 	}
 	return &consumerOutput{Body: wireConsumer(&consumer)}, nil
 }
 
-func (s *Server) listConsumers(ctx context.Context, in *runPath) (*consumerListOutput, error) {
+func (s *Server) listConsumers(ctx context.Context, in *RunPath) (*consumerListOutput, error) {
+	if _, err := s.store.Run(ctx, in.Run); err != nil {
+		return nil, noRun(err, in.Run)
+	}
 	consumers, err := s.store.Consumers(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)

@@ -10,14 +10,14 @@ import (
 	"holdfast/store"
 )
 
-type sessionPath struct {
+type SessionPath struct {
 	Session uuid.UUID `path:"session" format:"uuid" doc:"Id of the session, which is its sample's id."`
 }
 
 type sessionOutput struct{ Body wire.Session }
 
 type listSessionsInput struct {
-	runPath
+	RunPath
 	Batch uuid.UUID `query:"batch" format:"uuid" doc:"Only sessions of this batch."`
 	Task  uuid.UUID `query:"task" format:"uuid" doc:"Only members of this task."`
 	Class string    `query:"class" doc:"Only sessions of this class."`
@@ -29,7 +29,7 @@ type listSessionsInput struct {
 type sessionPageOutput struct{ Body wire.SessionPage }
 
 type listTurnsInput struct {
-	sessionPath
+	SessionPath
 	After int `query:"after" minimum:"-1" default:"-1" doc:"Only turns after this one."`
 	Limit int `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 }
@@ -37,7 +37,7 @@ type listTurnsInput struct {
 type turnPageOutput struct{ Body wire.TurnPage }
 
 type listEventsInput struct {
-	sessionPath
+	SessionPath
 	After int64 `query:"after" minimum:"0" default:"0" doc:"Only events with a greater seq."`
 	Limit int   `query:"limit" minimum:"1" maximum:"1000" default:"100"`
 }
@@ -45,7 +45,7 @@ type listEventsInput struct {
 type eventPageOutput struct{ Body wire.EventPage }
 
 type cancelInput struct {
-	sessionPath
+	SessionPath
 	Body *wire.Cancel `required:"false"`
 }
 
@@ -98,7 +98,7 @@ func noSession(err error, session uuid.UUID) error {
 	return notFound(err, "session "+session.String())
 }
 
-func (s *Server) getSession(ctx context.Context, in *sessionPath) (*sessionOutput, error) {
+func (s *Server) getSession(ctx context.Context, in *SessionPath) (*sessionOutput, error) {
 	session, err := s.store.Session(ctx, in.Session)
 	if err != nil {
 		return nil, noSession(err, in.Session)

@@ -16,8 +16,8 @@ type ClassShare struct {
 // may be under way.
 type NewContract struct {
 	Classes        []ClassShare `json:"classes" nullable:"false" doc:"Classes with their shares. A sum within 0.005 of 1 is normalised; any other sum is refused."`
-	MaxConcurrency int          `json:"max_concurrency" doc:"Sessions of the run dispatched at a time, 1 to 100,000."`
-	StalenessBound *int         `json:"staleness_bound,omitzero" doc:"How many policy versions a sample may lag behind the pool's, 0 to 10,000; absent means unbounded."`
+	MaxConcurrency int          `json:"max_concurrency" minimum:"1" maximum:"100000" doc:"Sessions of the run dispatched at a time."`
+	StalenessBound *int         `json:"staleness_bound,omitzero" minimum:"0" maximum:"10000" doc:"How many policy versions a sample may lag behind the pool's; absent means unbounded."`
 	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable member: partial (the default) delivers the members that are usable."`
 }
 

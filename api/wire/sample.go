@@ -80,7 +80,7 @@ type SamplePage struct {
 
 // Ack tells that a consumer has everything up to a cursor.
 type Ack struct {
-	Consumer string `json:"consumer" minLength:"1" maxLength:"128"`
+	Consumer string `json:"consumer" minLength:"1" maxLength:"64"`
 	Cursor   string `json:"cursor" minLength:"1" maxLength:"256"`
 }
 
