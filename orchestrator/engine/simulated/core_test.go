@@ -1,0 +1,258 @@
+package simulated
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"holdfast/router/sim/instance"
+)
+
+func smallEngine() instance.Params {
+	p := instance.Demo()
+	p.CapacityBlocks, p.MaxContextTokens, p.MaxSequences, p.MaxBatchedTokens = 64, 1024, 8, 256
+	return p
+}
+
+func newTestServer(t *testing.T, cfg Config) *Server {
+	t.Helper()
+	if cfg.Engine.BlockTokens == 0 {
+		cfg.Engine = smallEngine()
+	}
+	s, err := New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// newCall prepares a call as accept does.
+func (s *Server) newCall(prompt []int32, output int, name string) (*call, []blockHash) {
+	size := s.cfg.Engine.BlockTokens
+	x := &call{
+		requestID: name, request: &completionRequest{MaxTokens: output, IgnoreEOS: true, Temperature: 1, StreamInterval: 1},
+		promptTokens: len(prompt), outputTokens: output, wallStart: time.Now(),
+	}
+	hashes := hashPrompt(nil, hashSalt(""), prompt, size)
+	x.promptHash = hashSalt("")
+	if len(hashes) > 0 {
+		x.promptHash = hashes[len(hashes)-1]
+	}
+	x.promptTail = slices.Clone(prompt[len(hashes)*size:])
+	x.sampler = s.newSampler(x)
+	return x, hashes
+}
+
+// run submits a call and waits for its end.
+func run(t *testing.T, s *Server, x *call, hashes []blockHash) {
+	t.Helper()
+	if err := s.core.submit(x, hashes); err != nil {
+		t.Fatal(err)
+	}
+	for done := false; !done; {
+		var err error
+		if _, done, err = s.core.wait(t.Context(), x); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestCallsTakeTheModelsTime compares wall time with the model's own, times the scale.
+func TestCallsTakeTheModelsTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t, Config{TimeScale: 60})
+		model, err := instance.New(smallEngine(), nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := model.Submit(instance.Request{ID: 1, PromptTokens: 500, OutputTokens: 400}); err != nil {
+			t.Fatal(err)
+		}
+		events := model.Advance(int64(time.Hour), nil)
+		want := time.Duration(float64(events[len(events)-1].At) / 60)
+		x, hashes := s.newCall(make([]int32, 500), 400, "a")
+		start := time.Now()
+		run(t, s, x, hashes)
+		if got := time.Since(start); got < want || got > want+10*time.Microsecond {
+			t.Errorf("the call took %s, want %s", got, want)
+		}
+		if x.generated != 400 || x.event.QueueNanos != 0 {
+			t.Errorf("generated %d, queue %d ns", x.generated, x.event.QueueNanos)
+		}
+		s.core.close()
+	})
+}
+
+// TestCachedTokensFollowContent drives random branching sessions and compares
+// what the engine reports as cached with the longest prefix among the hashes of its resident blocks.
+func TestCachedTokensFollowContent(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t, Config{})
+		size := s.cfg.Engine.BlockTokens
+		rng := rand.New(rand.NewPCG(3, 5))
+		var contexts [][]int32
+		hits := 0
+		for i := range 400 {
+			var prompt []int32
+			if len(contexts) > 0 && rng.IntN(5) > 0 {
+				old := contexts[rng.IntN(len(contexts))]
+				cut := len(old)
+				if rng.IntN(2) == 0 {
+					cut = rng.IntN(len(old))
+				}
+				prompt = slices.Clone(old[:cut])
+			}
+			for range 1 + rng.IntN(60) {
+				prompt = append(prompt, int32(rng.IntN(3)))
+			}
+			if len(prompt) > 800 {
+				prompt = prompt[:800]
+			}
+			resident := s.ResidentBlocks()
+			x, hashes := s.newCall(prompt, 1+rng.IntN(80), string(rune('a'+i%26)))
+			want := 0
+			for want < (len(prompt)-1)/size {
+				if _, found := slices.BinarySearch(resident, uint64(hashes[want])); !found {
+					break
+				}
+				want++
+			}
+			run(t, s, x, hashes)
+			if x.event.CachedTokens != want*size {
+				t.Fatalf("call %d: %d tokens cached, resident blocks hold %d", i, x.event.CachedTokens, want*size)
+			}
+			if want > 0 {
+				hits++
+			}
+			// What the request computed can be hit now, its output included.
+			context := x.sampler.appendTokens(prompt, 0, x.outputTokens)
+			if resident = s.ResidentBlocks(); len(resident) > s.cfg.Engine.CapacityBlocks {
+				t.Fatalf("%d blocks resident", len(resident))
+			}
+			for b, h := range hashPrompt(nil, hashSalt(""), context[:len(context)-1], size) {
+				if _, found := slices.BinarySearch(resident, uint64(h)); !found {
+					t.Fatalf("call %d: block %d of its context is not resident", i, b)
+				}
+			}
+			contexts = append(contexts, context)
+			if stats := s.Stats(); stats.CachedBlocks() < len(resident) {
+				t.Fatalf("%d hashes for %d cached blocks", len(resident), stats.CachedBlocks())
+			}
+		}
+		if hits < 50 {
+			t.Errorf("only %d of 400 calls hit anything", hits)
+		}
+		s.ResetPrefixCache()
+		if n := len(s.core.chains.byID) + len(s.core.chains.heads); n != 0 {
+			t.Errorf("%d chains left with nothing cached", n)
+		}
+		s.core.close()
+	})
+}
+
+// TestConcurrentCallsLeaveNothingBehind runs calls that overlap, share prompts
+// and are aborted at random moments.
+func TestConcurrentCallsLeaveNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t, Config{})
+		rng := rand.New(rand.NewPCG(7, 7))
+		group := make([]int32, 200)
+		ends := make(chan error, 1000)
+		const calls = 300
+		for i := range calls {
+			prompt := slices.Clone(group[:50+rng.IntN(150)])
+			if rng.IntN(2) == 0 {
+				prompt = append(prompt, int32(i))
+			}
+			x, hashes := s.newCall(prompt, 1+rng.IntN(500), string(rune(i)))
+			x.request.Stream = i%2 == 0
+			ctx, cancel := context.WithCancel(t.Context())
+			if i%3 == 0 {
+				ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rng.IntN(20_000))*time.Millisecond)
+			}
+			if err := s.core.submit(x, hashes); err != nil {
+				t.Fatal(err)
+			}
+			go func() {
+				defer cancel()
+				last := 0
+				for {
+					n, done, err := s.core.wait(ctx, x)
+					if err != nil || done {
+						ends <- err
+						return
+					}
+					if n < last {
+						t.Errorf("progress went from %d to %d", last, n)
+					}
+					last = n
+				}
+			}()
+			time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond) // Virtual time of the bubble.
+			if i%50 == 49 {
+				s.ResetPrefixCache()
+			}
+		}
+		for range calls {
+			<-ends
+		}
+		if stats := s.Stats(); stats.UsedBlocks() != 0 || stats.Running()+stats.Waiting != 0 || stats.Finished+stats.Aborted != calls || stats.Aborted == 0 {
+			t.Errorf("left over: %+v", stats)
+		}
+		if len(s.core.calls)+len(s.core.streams) != 0 {
+			t.Error("calls left over")
+		}
+		s.ResetPrefixCache()
+		if n := len(s.core.chains.byID) + len(s.core.chains.heads); n != 0 {
+			t.Errorf("%d chains left over", n)
+		}
+		s.core.close()
+	})
+}
+
+// TestStreamsSendWholeIntervals: the first token at once, then chunks of the interval.
+func TestStreamsSendWholeIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t, Config{})
+		x, hashes := s.newCall(make([]int32, 20), 205, "a")
+		x.request.Stream, x.request.StreamInterval = true, 50
+		if err := s.core.submit(x, hashes); err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for done := false; !done; {
+			var n int
+			var err error
+			if n, done, err = s.core.wait(t.Context(), x); err != nil {
+				t.Fatal(err)
+			}
+			got = append(got, n)
+		}
+		if want := []int{1, 51, 101, 151, 201, 205}; !slices.Equal(got, want) {
+			t.Errorf("told %v, want %v", got, want)
+		}
+		s.core.close()
+	})
+}
+
+func TestClosingAbortsWhatRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newTestServer(t, Config{})
+		x, hashes := s.newCall(make([]int32, 20), 900, "a")
+		if err := s.core.submit(x, hashes); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.Stop(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, done, err := s.core.wait(t.Context(), x); !done || err == nil {
+			t.Errorf("done %v, error %v", done, err)
+		}
+		if err := s.core.submit(x, hashes); err == nil {
+			t.Error("a closed engine took a request")
+		}
+	})
+}
