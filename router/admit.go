@@ -406,6 +406,9 @@ func (c *Core) holdDecision(s *session) Decision {
 		d.Numbers.CostSeconds = c.cost(s, best, hit)
 	} else {
 		d.Numbers = Numbers{PromptTokens: s.promptTokens, TBarSeconds: s.class.tBarSeconds}
+		if n := len(c.limits); n > 0 {
+			d.Numbers.LargestContextTokens = c.limits[n-1]
+		}
 	}
 	switch {
 	case s.parked:

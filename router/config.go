@@ -179,8 +179,10 @@ type PressureConfig struct {
 	QueueSeconds float64
 	// Confirmed pressure multiplies the cap by 1 - max(ContractShare, gap), at
 	// most by 1 - MaxContractShare, no more than once in CooldownSeconds.
+	// It never falls below MinCapShare of the base cap.
 	ContractShare    float64
 	MaxContractShare float64
+	MinCapShare      float64
 	CooldownSeconds  float64
 	// RecoverShare of the base cap is given back every RecoverSeconds.
 	RecoverShare   float64
@@ -214,7 +216,7 @@ func DefaultConfig() Config {
 		Pressure: PressureConfig{
 			Enabled: true, WindowSeconds: 10, MinTokens: 50_000, HitGap: 0.05, ConfirmWindows: 2,
 			QueueShare: 0.1, QueueSeconds: 30,
-			ContractShare: 0.05, MaxContractShare: 0.3, CooldownSeconds: 30,
+			ContractShare: 0.05, MaxContractShare: 0.3, MinCapShare: 0.3, CooldownSeconds: 30,
 			RecoverShare: 0.03, RecoverSeconds: 10,
 		},
 		DefaultClass:           "default",
@@ -311,6 +313,7 @@ func (c *Config) Validate() error {
 	positive("Pressure.QueueSeconds", p.QueueSeconds)
 	share("Pressure.ContractShare", p.ContractShare)
 	share("Pressure.MaxContractShare", p.MaxContractShare)
+	share("Pressure.MinCapShare", p.MinCapShare)
 	notNegative("Pressure.CooldownSeconds", p.CooldownSeconds)
 	check(p.RecoverShare > 0, "Pressure.RecoverShare", p.RecoverShare)
 	positive("Pressure.RecoverSeconds", p.RecoverSeconds)

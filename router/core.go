@@ -85,6 +85,10 @@ func New(cfg Config) (*Core, error) {
 // Step takes one event and appends the decisions that follow from it to out.
 // Decisions are to be carried out in order. Equal states and equal events give
 // equal decisions.
+//
+// After a failover, feed every SessionRestored before anything else but
+// InstanceJoined: nobody is admitted while sessions are being restored, because
+// the room may belong to the next one.
 func (c *Core) Step(ev Event, out []Decision) []Decision {
 	c.now = max(c.now, ev.at())
 	out = c.advance(out)
@@ -127,7 +131,7 @@ func (c *Core) Step(ev Event, out []Decision) []Decision {
 	case *Tick:
 		c.dirty = true
 	}
-	if c.dirty {
+	if _, restoring := ev.(*SessionRestored); c.dirty && !restoring {
 		c.dirty = false
 		out = c.reconsider(out)
 	}

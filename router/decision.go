@@ -36,6 +36,9 @@ type Numbers struct {
 	Demand      int
 	// PromptTokens is L; PredictedCachedTokens is H at Instance.
 	PromptTokens, PredictedCachedTokens int64
+	// LargestContextTokens is the largest context limit in the pool; a Hold for
+	// NoInstance with PromptTokens at or above it needs another instance.
+	LargestContextTokens int64
 	// CostSeconds is c = d + (L - H) / mu at Instance; QueueSeconds is its d;
 	// RunnerUp and RunnerUpCostSeconds are the next best candidate, if any.
 	CostSeconds, QueueSeconds float64

@@ -174,7 +174,8 @@ type ObservabilityChanged struct {
 
 // SessionRestored rebuilds the ledger after a failover, before any other event
 // of that session: an admitted session keeps its instance and protection, a held
-// one its place in the order.
+// one its place in the order. Restore all sessions before the next event of
+// another kind; it is the one that admits held sessions again.
 type SessionRestored struct {
 	At           Nanos
 	Session      SessionID

@@ -172,7 +172,7 @@ func (c *Core) waitsForSibling(s *session) bool {
 // shared prompt is nowhere cached yet.
 func (c *Core) lead(s *session, costSeconds float64) {
 	g := s.group
-	if g == nil || g.leader != nil || g.impatient || g.live == 1 || s.sharedTokens < max(1, c.cfg.SiblingMinTokens) {
+	if g == nil || g.leader != nil || g.impatient || s.sharedTokens < max(1, c.cfg.SiblingMinTokens) {
 		return
 	}
 	for i := range g.places {

@@ -192,16 +192,16 @@ func (c *Core) instanceLeft(ev *InstanceLeft, out []Decision) []Decision {
 		return out
 	}
 	w.joined = false
-	for len(w.sessions) > 0 {
-		s := w.sessions[len(w.sessions)-1]
+	leaving := append(c.scratchSessions[:0], w.sessions...)
+	slices.SortFunc(leaving, func(a, b *session) int { return cmp.Compare(a.seq, b.seq) })
+	for _, s := range leaving {
 		out = append(out, c.endProtection(s, InstanceGone))
 		s.asked = false
 		s.moved = true
 	}
-	c.index.Clear(w.slot)
-	c.freeSlots = append(c.freeSlots, w.slot)
-	delete(c.byInstance, w.id)
-	c.instances = slices.DeleteFunc(c.instances, func(o *instance) bool { return o == w })
+	clear(leaving)
+	c.scratchSessions = leaving[:0]
+	c.dropInstance(w)
 	c.newestVersion = 0
 	for _, o := range c.instances {
 		c.newestVersion = max(c.newestVersion, o.policyVersion)
@@ -209,6 +209,17 @@ func (c *Core) instanceLeft(ev *InstanceLeft, out []Decision) []Decision {
 	c.rebuildTiers()
 	c.dirty = true
 	return c.tellStranded(out)
+}
+
+// dropInstance forgets an instance that holds no session, if it is still known.
+func (c *Core) dropInstance(w *instance) {
+	if c.byInstance[w.id] != w {
+		return
+	}
+	c.index.Clear(w.slot)
+	c.freeSlots = append(c.freeSlots, w.slot)
+	delete(c.byInstance, w.id)
+	c.instances = slices.DeleteFunc(c.instances, func(o *instance) bool { return o == w })
 }
 
 func (c *Core) instanceDraining(ev *InstanceDraining) {

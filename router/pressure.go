@@ -80,6 +80,9 @@ func (c *Core) judgeHits(w *instance) {
 		p.reference += 0.2 * (p.hit - p.reference)
 		return
 	}
+	// What was healthy is forgotten slowly, so that a workload that simply reuses
+	// less does not stay under pressure for ever.
+	p.reference += 0.02 * (p.hit - p.reference)
 	if p.hit <= previous+slopeTolerance || p.degradedWindows == 0 {
 		p.degradedWindows++
 	}
@@ -99,7 +102,7 @@ func (c *Core) steer(w *instance, out []Decision) []Decision {
 		}
 		share := min(max(cfg.ContractShare, p.gap), cfg.MaxContractShare)
 		from := min(w.cap, max(1, w.protected()))
-		target := max(1, int(float64(from)*(1-share)))
+		target := max(1, int(float64(from)*(1-share)), int(float64(w.baseCap)*cfg.MinCapShare))
 		p.contracted, p.lastContractAt, p.lastRecoverAt = true, c.now, c.now
 		p.degradedWindows = 0
 		if target < w.cap {

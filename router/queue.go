@@ -150,20 +150,21 @@ func (c *Core) urgency(s *session) Nanos {
 	return min(max(0, horizon-(due-s.heldSince)), nanos(c.cfg.DeadlineBoostSeconds))
 }
 
-// ahead counts the slots of all classes before the session's own place, and the
-// sessions of its class that deadlines put before it.
+// ahead counts what goes before the session in the order: the sessions of its
+// queue before it, and the slots of other queues before the one it will use.
 func (c *Core) ahead(s *session) int {
 	n := 0
 	own := slot{base: s.base, seq: s.seq}
+	mine := &s.class.queues[s.tier]
+	if !s.parked {
+		at := mine.position(s)
+		n, own = at-mine.head, mine.slots[at]
+	}
 	for _, cl := range c.classList {
 		for tier := range cl.queues {
 			q := &cl.queues[tier]
-			if q.len() == 0 {
-				continue
-			}
-			if cl == s.class && tier == s.tier && !s.parked {
-				n += q.position(s) - q.head
-				continue
+			if q.len() == 0 || q == mine && !s.parked || tier == len(c.limits) && s.tier < tier {
+				continue // what fits no instance competes with nobody
 			}
 			at, _ := slices.BinarySearchFunc(q.slots[q.head:], own, slot.compare)
 			n += at

@@ -83,6 +83,9 @@ type session struct {
 	// backlogTokens are its predicted uncached prompt tokens until its turn starts.
 	backlogTokens int64
 	started       bool
+	// sentHitTokens and sentCostSeconds are what its latest admission predicted.
+	sentHitTokens   int64
+	sentCostSeconds float64
 	// expectCachedTokens is what a working cache would find of this turn's prompt.
 	expectCachedTokens int64
 	lastEndedAt        Nanos
@@ -103,7 +106,8 @@ type session struct {
 	observedTokens int64
 	residency      Nanos
 	tokenSeconds   float64
-	entered        bool
+	// entered: its life is in its class's estimate; partial: only from a restoration on.
+	entered, partial bool
 }
 
 // protected tells whether the session is in O or P of its instance.
@@ -164,7 +168,11 @@ func (c *Core) attach(s *session, w *instance) {
 	s.observedAt, s.observedTokens = c.now, s.footprintTokens()
 	if !s.entered {
 		s.entered = true
-		s.class.lifetimes.Enter(s.observedTokens)
+		if s.partial {
+			s.class.lifetimes.Resume(s.observedTokens)
+		} else {
+			s.class.lifetimes.Enter(s.observedTokens)
+		}
 	}
 	w.admissions++
 	c.admissionSeq++
@@ -200,6 +208,9 @@ func (c *Core) detach(s *session) {
 	s.tier = c.tierOf(s)
 	c.countWaiting(s, 1)
 	c.dirty = true
+	if !w.joined && len(w.sessions) == 0 {
+		c.dropInstance(w)
+	}
 }
 
 // refit brings a session's reservation and footprint in step with what is known.

@@ -83,6 +83,7 @@ func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision 
 	if s.protected() {
 		d := Decision{Kind: Admit, Reason: s.admitReason, At: c.now, Session: s.id, Class: s.class.id, Turn: ev.Turn, Instance: s.inst.id}
 		d.Numbers = c.numbersAt(s, s.inst)
+		d.Numbers.PredictedCachedTokens, d.Numbers.CostSeconds = s.sentHitTokens, s.sentCostSeconds
 		return append(out, d)
 	}
 	if ev.Turn == s.turn && (ev.Deadline != s.deadline || ev.FreshBy != s.freshBy) {
@@ -199,6 +200,7 @@ func (c *Core) move(s *session, o *instance, out []Decision) []Decision {
 // send records that the turn goes to the engine.
 func (c *Core) send(s *session, w *instance, why Reason, hitTokens int64) {
 	s.sent = true
+	s.sentHitTokens, s.sentCostSeconds = hitTokens, c.cost(s, w, hitTokens)
 	w.inFlight++
 	s.admitReason = why
 	s.started = false
@@ -272,7 +274,11 @@ func (c *Core) endSession(s *session, status EndStatus, out []Decision) []Decisi
 		out = append(out, c.endProtection(s, SessionOver))
 	}
 	if s.entered && (status == Completed || status == Truncated) {
-		s.class.lifetimes.End(s.observedTokens, seconds(s.residency), s.tokenSeconds)
+		if s.partial {
+			s.class.lifetimes.EndResumed(s.observedTokens)
+		} else {
+			s.class.lifetimes.End(s.observedTokens, seconds(s.residency), s.tokenSeconds)
+		}
 	}
 	c.dropSession(s)
 	c.dirty = true
@@ -292,7 +298,7 @@ func (c *Core) sessionRestored(ev *SessionRestored) {
 	if s.group != nil {
 		s.sharedTokens = min(max(0, ev.SharedTokens), s.promptTokens)
 	}
-	s.residency = ev.ResidencyNanos
+	s.residency, s.partial = ev.ResidencyNanos, ev.Instance != "" || ev.ResidencyNanos > 0
 	s.readmit = ev.Instance != "" || ev.ResidencyNanos > 0 || ev.AdmittedAt > 0
 	if ev.Instance == "" {
 		if ev.HeldSince > 0 {

@@ -86,7 +86,31 @@ func (w *world) step(ev Event) []Decision {
 	if err := w.core.CheckInvariants(); err != nil {
 		w.t.Fatalf("after %T %+v (event %d): %v", ev, ev, len(w.log), err)
 	}
+	w.checkFirst(ev)
 	return w.out
+}
+
+// checkFirst demands that nobody waits in vain: whoever is first in the order has
+// been admitted if any instance would take it.
+func (w *world) checkFirst(ev Event) {
+	if _, restoring := ev.(*SessionRestored); restoring {
+		return
+	}
+	w.core.openInstances()
+	w.core.rewindQueues(false)
+	q := w.core.nextQueue()
+	if q == nil {
+		return
+	}
+	s := q.sessions[q.head]
+	if s.reason == WaitingForWarm || w.core.waitsForSibling(s) {
+		return
+	}
+	for _, in := range w.core.instances {
+		if w.core.verdict(s, in, false) == 0 {
+			w.t.Fatalf("after %T (event %d): %x is first and %s would take it, yet it is held", ev, len(w.log), s.id, in.id)
+		}
+	}
 }
 
 // checkDecision applies a decision to the dumb ledger and checks it against what

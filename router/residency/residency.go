@@ -61,6 +61,7 @@ var edges = func() (e [binCount]float64) {
 // bin is the life table's entry for one range of footprints.
 type bin struct {
 	entries      float64 // sessions that began here
+	resumed      float64 // sessions whose earlier life was not seen
 	passages     float64 // sessions that grew beyond it
 	endings      float64 // sessions that finished here
 	seconds      float64
@@ -82,6 +83,10 @@ func New(cfg Config) *Estimator { return &Estimator{cfg: cfg} }
 
 // Enter counts a session that begins its first residency with that footprint.
 func (e *Estimator) Enter(tokens int64) { e.bins[binOf(tokens)].entries++ }
+
+// Resume counts a session whose life is seen only from here on: it tells what
+// becomes of sessions of that size, not how they begin.
+func (e *Estimator) Resume(tokens int64) { e.bins[binOf(tokens)].resumed++ }
 
 // Advance counts residency: the footprint went from one size to another within
 // that many seconds, taken as linear growth. A footprint that shrank counts as
@@ -117,19 +122,28 @@ func (e *Estimator) Advance(fromTokens, toTokens int64, seconds float64) {
 // so many seconds and token seconds. Sessions that were cancelled or failed are
 // not ended: what was seen of them stays as censored exposure.
 func (e *Estimator) End(tokens int64, seconds, tokenSeconds float64) {
+	e.EndResumed(tokens)
+	e.doneSessions++
+	e.doneSeconds += seconds
+	e.doneTokenSeconds += tokenSeconds
+}
+
+// EndResumed counts the end of a session that was resumed.
+func (e *Estimator) EndResumed(tokens int64) {
 	keep := 1 - 1/e.cfg.WindowSessions
 	for i := range e.bins {
 		b := &e.bins[i]
 		b.entries *= keep
+		b.resumed *= keep
 		b.passages *= keep
 		b.endings *= keep
 		b.seconds *= keep
 		b.tokenSeconds *= keep
 	}
 	e.growthTokens *= keep
-	e.doneSessions = e.doneSessions*keep + 1
-	e.doneSeconds = e.doneSeconds*keep + seconds
-	e.doneTokenSeconds = e.doneTokenSeconds*keep + tokenSeconds
+	e.doneSessions *= keep
+	e.doneSeconds *= keep
+	e.doneTokenSeconds *= keep
 	e.bins[binOf(tokens)].endings++
 }
 
@@ -206,7 +220,7 @@ func (w *walk) through(i int, b *bin, begin float64) {
 	width := upper - lower
 	// Those who came and neither passed nor finished are still in it. (They fade
 	// with the window as all counts do: in a steady state none are left over.)
-	still := max(0, b.entries+w.came-b.passages-b.endings)
+	still := max(0, b.entries+b.resumed+w.came-b.passages-b.endings)
 	w.came = b.passages
 	visits := b.passages + b.endings + still/2
 	mixedSeconds := mixedPassages * w.secondsPerToken * width
