@@ -35,12 +35,12 @@ type metrics struct {
 }
 
 type classCount struct {
-	released, completed int
-	latencies           []float64
-	oldestHold          int64
-	tokenSeconds        float64
-	residencySeconds    float64
-	total               int
+	released, completed  int
+	latencies            []float64
+	oldestHold           int64
+	tokenSeconds         float64
+	residencySeconds     float64
+	total, releasedTotal int
 }
 
 // capTrack follows the turning points of one instance's cap.
@@ -106,6 +106,7 @@ func subStats(a, b instance.Stats) instance.Stats {
 }
 
 func (m *metrics) released(w *world, s *session) {
+	m.classes[s.class].releasedTotal++
 	if m.measuring {
 		m.classes[s.class].released++
 	}
@@ -228,6 +229,7 @@ func (m *metrics) sample(w *world) {
 	}
 	for i := range m.classes {
 		p.Completed = append(p.Completed, m.classes[i].total)
+		p.Backlog = append(p.Backlog, m.classes[i].releasedTotal-m.classes[i].total)
 	}
 	m.series = append(m.series, p)
 }

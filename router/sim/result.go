@@ -80,8 +80,10 @@ type Iteration struct {
 type Point struct {
 	AtSeconds float64
 	Instances []InstancePoint
-	// Completed is the number of samples so far, by class.
+	// Completed is the number of samples so far, Backlog those released and not
+	// completed, by class.
 	Completed []int
+	Backlog   []int
 }
 
 // InstancePoint is one instance at one point; Hit and Turns are since the last.

@@ -23,6 +23,17 @@ type Setup struct {
 	// RequestCeilings and SessionCeilings are what the baselines are swept over.
 	RequestCeilings []int
 	SessionCeilings []int
+	// BestSessions is the session ceiling that the sweep finds best in the
+	// stationary regime; experiments that do not sweep use it.
+	BestSessions int
+	// ClassTotals are the sessions of all classes in the search of class ceilings,
+	// AgentShare the part of Agent among Agent and RLVR by Little's law.
+	// AgentCeilings and RLVRCeilings are what the halves of a partitioned pool are
+	// swept over.
+	ClassTotals   []int
+	AgentShare    float64
+	AgentCeilings []int
+	RLVRCeilings  []int
 }
 
 // GroupSize is the number of rollouts of one task.
@@ -33,8 +44,11 @@ func Qwen() Setup {
 	return Setup{
 		Name: "qwen", Engine: instance.QwenLike(), Instances: 4, EndToEndInstances: 4,
 		Gaps: workload.GapsQwen, OuterPerInstance: 160,
-		RequestCeilings: []int{8, 16, 24, 32, 48, 64, 80, 96, 128},
-		SessionCeilings: every(28, 64, 4),
+		RequestCeilings: []int{16, 32, 48, 64, 80, 96, 112, 128},
+		SessionCeilings: every(32, 60, 4),
+		BestSessions:    48,
+		ClassTotals:     []int{40, 44, 48, 52}, AgentShare: 0.45,
+		AgentCeilings: []int{40, 48, 56}, RLVRCeilings: []int{48, 56, 64, 72},
 	}
 }
 
@@ -43,8 +57,11 @@ func Step() Setup {
 	return Setup{
 		Name: "step", Engine: instance.StepLike(), Instances: 2, EndToEndInstances: 4,
 		Gaps: workload.GapsStep, OuterPerInstance: 320,
-		RequestCeilings: []int{16, 32, 48, 64, 96, 128, 160, 192, 256},
-		SessionCeilings: every(80, 160, 4),
+		RequestCeilings: []int{64, 96, 128, 160, 192, 224, 256},
+		SessionCeilings: every(96, 144, 4),
+		BestSessions:    128,
+		ClassTotals:     []int{112, 120, 128, 136}, AgentShare: 0.42,
+		AgentCeilings: []int{100, 116, 132}, RLVRCeilings: []int{124, 140, 156, 172},
 	}
 }
 
@@ -56,6 +73,9 @@ const (
 	Stationary Regime = "stationary"
 	Drifting   Regime = "drift"
 	EndToEnd   Regime = "end-to-end"
+	// Ungrouped is stationary with tasks of one member, as the paper's trace
+	// shows none of more: nothing but the class's prompt is shared.
+	Ungrouped Regime = "ungrouped"
 )
 
 // Mixture is the paper's: the target shares and classes after Table 2.
@@ -69,15 +89,8 @@ func (s Setup) Mixture() []sim.ComposedClass {
 
 // Config is a run of this setup.
 func (s Setup) Config(regime Regime, seed uint64) (sim.Config, error) {
-	composed := sim.Composed{Seed: seed, Mixture: s.Mixture(), GroupSize: GroupSize}
-	instances := s.Instances
-	switch regime {
-	case Drifting:
-		composed.Drift = workload.PaperDrift
-	case EndToEnd:
-		instances = s.EndToEndInstances
-	}
-	source, err := composed.Source()
+	instances := s.instances(regime)
+	source, err := s.composed(regime, seed).Source()
 	if err != nil {
 		return sim.Config{}, err
 	}
@@ -89,9 +102,27 @@ func (s Setup) Config(regime Regime, seed uint64) (sim.Config, error) {
 	}
 	if regime == EndToEnd {
 		cfg.WarmUpSeconds = 0
-		cfg.Trainer.Batches = &sim.Batches{Iterations: 50, Samples: 512, Staleness: 2, TrainSeconds: 240, SyncSeconds: 20}
+		cfg.Trainer.Batches = &sim.Batches{Iterations: 50, Samples: 256, Staleness: 2, TrainSeconds: 240, SyncSeconds: 20}
 	}
 	return cfg, nil
+}
+
+func (s Setup) composed(regime Regime, seed uint64) sim.Composed {
+	c := sim.Composed{Seed: seed, Mixture: s.Mixture(), GroupSize: GroupSize}
+	switch regime {
+	case Drifting:
+		c.Drift = workload.PaperDrift
+	case Ungrouped:
+		c.GroupSize = 1
+	}
+	return c
+}
+
+func (s Setup) instances(regime Regime) int {
+	if regime == EndToEnd {
+		return s.EndToEndInstances
+	}
+	return s.Instances
 }
 
 // every lists from, from+step, ... up to to.

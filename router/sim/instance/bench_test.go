@@ -8,7 +8,7 @@ import (
 )
 
 // load is a closed loop for one Qwen-like instance, a quarter of a pool that
-// serves about six Agent turns a second beside a hundred long decodes: some 45 Agent sessions
+// serves about six Agent turns a second beside a hundred long decodes: some 27 Agent sessions
 // whose prompts grow from 8k tokens on (mean about 38k), and 25 long decodes.
 type load struct {
 	in       *Instance
@@ -47,7 +47,7 @@ func (h *wakeHeap) Pop() any {
 	return x
 }
 
-const agents, longs = 45, 25
+const agents, longs = 27, 25
 
 func newLoad(tb testing.TB) *load {
 	in, err := New(QwenLike(), nil)

@@ -1,0 +1,106 @@
+package experiment
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"text/tabwriter"
+
+	"holdfast/router/sim"
+	"holdfast/router/sim/policy"
+)
+
+// CurvePoint is one policy at one outer concurrency.
+type CurvePoint struct {
+	Config           string  `json:"config"`
+	OuterPerInstance int     `json:"outer_per_instance"`
+	Policy           string  `json:"policy"`
+	Ceiling          string  `json:"ceiling,omitempty"`
+	BalancedPerMin   float64 `json:"balanced_per_min"`
+	PrefixHit        float64 `json:"prefix_hit"`
+	// OverPermissive is the ratio to placement without admission at the same outer
+	// concurrency.
+	OverPermissive float64 `json:"over_permissive"`
+}
+
+// CurveResult is gain against outer concurrency.
+type CurveResult struct {
+	Points []CurvePoint `json:"points"`
+}
+
+// publishedCurve is ThunderAgent's rollout speed-up over vLLM on 8 x H20 by the
+// trainer's concurrency, as its integration into verl reports it.
+const publishedCurve = "ThunderAgent on 8 x H20 (published): parity at 64-256, 1.94x at 384, 2.40x at 512"
+
+// Curve runs policies over the trainer's outer concurrency. The request ceiling
+// is the best of a short sweep at each point.
+func Curve(ctx context.Context, o Options) (*CurveResult, error) {
+	setups, err := o.setups()
+	if err != nil {
+		return nil, err
+	}
+	result := &CurveResult{}
+	for _, s := range setups {
+		list := []candidate{
+			fixed(policy.Permissive()),
+			swept("request-ceiling", []int{s.OuterPerInstance / 5, s.OuterPerInstance * 2 / 5}, policy.RequestCeiling),
+			fixed(policy.ThunderAgentLike()), fixed(policy.MISAT()), fixed(policy.Holdfast()),
+		}
+		for _, eighths := range []int{1, 2, 3, 4, 6, 8, 12} {
+			outer := s.OuterPerInstance * eighths / 8
+			points, err := o.curveAt(ctx, s, list, outer)
+			if err != nil {
+				return nil, err
+			}
+			result.Points = append(result.Points, points...)
+		}
+	}
+	return result, nil
+}
+
+func (o *Options) curveAt(ctx context.Context, s Setup, list []candidate, outer int) ([]CurvePoint, error) {
+	runs := o.batch(fmt.Sprintf("%s, %d samples per instance", s.Name, outer))
+	places := make([][][]**sim.Result, len(list))
+	change := func(c *sim.Config) { c.Trainer.OuterConcurrency = outer * len(c.Instances) }
+	for i, c := range list {
+		places[i] = make([][]**sim.Result, len(c.variants))
+		for v, variant := range c.variants {
+			for _, seed := range o.seeds() {
+				places[i][v] = append(places[i][v], runs.add(variant.spec, o.config(s, Stationary, seed, change)))
+			}
+		}
+	}
+	if err := runs.run(ctx); err != nil {
+		return nil, err
+	}
+	var points []CurvePoint
+	for i, c := range list {
+		var best CurvePoint
+		for v, variant := range c.variants {
+			row := summarize(s, Stationary, c.name, variant.ceiling, places[i][v])
+			if v == 0 || row.BalancedPerMinute > best.BalancedPerMin {
+				best = CurvePoint{Config: s.Name, OuterPerInstance: outer, Policy: c.name, Ceiling: variant.ceiling,
+					BalancedPerMin: row.BalancedPerMinute, PrefixHit: row.PrefixHit}
+			}
+		}
+		points = append(points, best)
+	}
+	for i := range points {
+		points[i].OverPermissive = points[i].BalancedPerMin / points[0].BalancedPerMin
+	}
+	return points, nil
+}
+
+// WriteText prints the curves.
+func (r *CurveResult) WriteText(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
+	fmt.Fprintln(t, "config\tsamples per instance\tpolicy\tceiling\tbal/min\tover permissive\thit\t")
+	for _, p := range r.Points {
+		fmt.Fprintf(t, "%s\t%d\t%s\t%s\t%.2f\t%.2fx\t%.3f\t\n", p.Config, p.OuterPerInstance, p.Policy, p.Ceiling, p.BalancedPerMin, p.OverPermissive, p.PrefixHit)
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	_, err := fmt.Fprintln(w, publishedCurve)
+	return err
+}
