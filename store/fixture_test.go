@@ -1,13 +1,16 @@
 package store_test
 
 import (
+	"context"
 	"crypto/sha256"
 	"encoding/json"
 	"io"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
 
 	"holdfast/router"
 	"holdfast/store"
@@ -60,7 +63,13 @@ func instance(id string) store.Instance {
 	return store.Instance{Pool: pool, ID: id, URL: "http://127.0.0.1:1/" + id, Kind: "vllm", CapacityBlocks: 1_000, BlockTokens: 16, MaxContextTokens: 4_096}
 }
 
-func must(t testing.TB, err error) {
+// failer is what a test and a property test have in common.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+}
+
+func must(t failer, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -73,7 +82,7 @@ func prompted(class string, members int) *task.Spec {
 }
 
 // submission is a batch of those tasks, whose body is their JSON.
-func submission(t testing.TB, runID uuid.UUID, key string, tasks ...*task.Spec) store.BatchSubmission {
+func submission(t failer, runID uuid.UUID, key string, tasks ...*task.Spec) store.BatchSubmission {
 	t.Helper()
 	body, err := json.Marshal(tasks)
 	must(t, err)
@@ -173,4 +182,31 @@ func (f *fixture) end(id uuid.UUID, status router.EndStatus) store.Sample {
 func (f *fixture) verify() {
 	f.t.Helper()
 	must(f.t, f.VerifyCounters(f.t.Context(), f.run.ID))
+}
+
+// conn is a connection of its own to the test's database.
+func (f *fixture) conn() *pgx.Conn {
+	f.t.Helper()
+	conn, err := pgx.Connect(context.Background(), f.url)
+	must(f.t, err)
+	f.t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return conn
+}
+
+// exec changes the database behind the store's back; $1 in the statement is the run.
+func (f *fixture) exec(statement string) {
+	f.t.Helper()
+	var args []any
+	if strings.Contains(statement, "$1") {
+		args = append(args, f.run.ID)
+	}
+	_, err := f.conn().Exec(f.t.Context(), statement, args...)
+	must(f.t, err)
+}
+
+// now is the database's clock.
+func (f *fixture) now() (now time.Time) {
+	f.t.Helper()
+	must(f.t, f.conn().QueryRow(f.t.Context(), `select clock_timestamp()`).Scan(&now))
+	return now
 }
