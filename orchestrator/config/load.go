@@ -25,12 +25,12 @@ var environmentOnly = map[string]bool{
 	"HOLDFAST_CONFIG": true, "HOLDFAST_POSTGRES_BIN": true, "HOLDFAST_TEMPORAL_BIN": true, "HOLDFAST_TEST_DATABASE_URL": true,
 }
 
-// Load builds the configuration from the defaults, the file (if path is not
-// empty), the environment, and the flags that were set. An unknown field in file
-// or environment is an error that names it.
-func Load(path string, flags *pflag.FlagSet) (Config, error) {
+// Load builds the configuration from base, the file (if path is not empty), the
+// environment, and the flags that were set. An unknown field in file or
+// environment is an error that names it.
+func Load(base Config, path string, flags *pflag.FlagSet) (Config, error) {
 	k := koanf.New(".")
-	if err := k.Load(structs.Provider(Default(), "koanf"), nil); err != nil {
+	if err := k.Load(structs.Provider(base, "koanf"), nil); err != nil {
 		return Config{}, fmt.Errorf("loading defaults: %w", err)
 	}
 	known := map[string]bool{}
@@ -96,4 +96,17 @@ func source(path, key string) string {
 		return "the environment, " + name
 	}
 	return path
+}
+
+// FileFromEnvironment is the configuration file that HOLDFAST_CONFIG names, if any.
+func FileFromEnvironment() string { return os.Getenv("HOLDFAST_CONFIG") }
+
+// Map returns the configuration by the names that it has in a file.
+func Map(c Config) map[string]any {
+	fields, err := structs.Provider(c, "koanf").Read()
+	if err != nil {
+		// Reading a struct of plain fields into a map has no way to fail.
+		panic(fmt.Sprintf("reading the configuration: %v", err))
+	}
+	return fields
 }

@@ -133,6 +133,9 @@ func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int)
 		}
 		result, err := a.cfg.Engines.Generate(ctx, placement.Instance, router.SessionID(sc.work.ID), request, a.onFirstToken(ctx, sc.work.ID, turn))
 		if err == nil {
+			err = unfinished(result)
+		}
+		if err == nil {
 			return placement, result, attempts, nil, nil
 		}
 		if ctx.Err() != nil {
@@ -161,6 +164,15 @@ func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int)
 			return placement, engine.Result{}, attempts, nil, err
 		}
 	}
+}
+
+// unfinished is the error of a generation that an engine gave up without failing
+// the call: what it returned is no turn.
+func unfinished(result engine.Result) error {
+	if result.FinishReason == engine.FinishStop || result.FinishReason == engine.FinishLength {
+		return nil
+	}
+	return &engine.Error{Class: engine.RetryElsewhere, Message: fmt.Sprintf("the generation ended with finish reason %q after %d tokens", result.FinishReason, len(result.OutputIDs))}
 }
 
 // engineRequest is the model call of a turn.

@@ -1,0 +1,93 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"holdfast/api"
+	"holdfast/api/wire"
+	"holdfast/orchestrator/config"
+	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/pool"
+	"holdfast/orchestrator/service"
+	"holdfast/router"
+)
+
+// discoverTimeout bounds the questions to an engine that is being registered.
+const discoverTimeout = 10 * time.Second
+
+// prober asks engines what they are, for the API.
+type prober struct{}
+
+// Discover connects to an engine and returns its figures.
+func (prober) Discover(ctx context.Context, kind, url string) (api.EngineInfo, error) {
+	client, err := engine.NewClient(kind, url)
+	if err != nil {
+		return api.EngineInfo{}, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, discoverTimeout)
+	defer cancel()
+	info, err := client.Discover(ctx)
+	if err != nil {
+		return api.EngineInfo{}, err
+	}
+	if info.CapacityBlocks <= 0 || info.BlockTokens <= 0 || info.MaxContextTokens <= 0 {
+		return api.EngineInfo{}, fmt.Errorf("the engine does not tell its KV cache size, block size or context limit (%d blocks of %d tokens, %d tokens of context)", info.CapacityBlocks, info.BlockTokens, info.MaxContextTokens)
+	}
+	return api.EngineInfo{
+		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
+		MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
+	}, nil
+}
+
+// describer shows the router's state through the API.
+type describer struct{ service *service.Service }
+
+// Describe returns the router's state, or api.ErrNotOwner.
+func (d describer) Describe(ctx context.Context, poolName string) (wire.RouterView, error) {
+	epoch, _ := d.service.Owner()
+	text, err := d.service.Describe(ctx, poolName)
+	if errors.Is(err, pool.ErrNotOwner) {
+		return wire.RouterView{}, api.ErrNotOwner
+	}
+	if err != nil {
+		return wire.RouterView{}, err
+	}
+	return wire.RouterView{Pool: poolName, At: time.Now().UTC(), Epoch: epoch, Text: text}, nil
+}
+
+// apiTokens turns ROLE:TOKEN into what the API accepts. The configuration has
+// checked their form.
+func apiTokens(tokens []string) []api.Token {
+	parsed := make([]api.Token, 0, len(tokens))
+	for i, t := range tokens {
+		role, secret, _ := strings.Cut(t, ":")
+		parsed = append(parsed, api.Token{Name: fmt.Sprintf("%s-%d", role, i+1), Role: api.Role(role), Secret: secret})
+	}
+	return parsed
+}
+
+// policies are the admission policies by the name they have in the configuration.
+var policies = map[string]func() router.Config{
+	"holdfast":          router.DefaultConfig,
+	"misa-t":            router.MISAT,
+	"misa-t-paper":      router.MISATPaper,
+	"misa":              router.MISA,
+	"session-admission": router.SessionAdmission,
+	"placement-only":    router.PlacementOnly,
+}
+
+// routerConfig is the core's configuration for a policy by name.
+func routerConfig(cfg config.Router) (router.Config, error) {
+	policy, ok := policies[cfg.Policy]
+	if !ok {
+		names := slices.Sorted(maps.Keys(policies))
+		return router.Config{}, &config.FieldError{Field: "router.policy", Problem: fmt.Sprintf("%q is none of %s", cfg.Policy, strings.Join(names, ", "))}
+	}
+	return policy(), nil
+}

@@ -1,0 +1,132 @@
+package cli
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"holdfast/migrations"
+	"holdfast/orchestrator/config"
+	"holdfast/orchestrator/devserver"
+	"holdfast/store"
+)
+
+func newDev() *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "dev",
+		Short: "Run everything in one process tree, with nothing to set up",
+		Long: `Starts a private Postgres and a Temporal development server, applies the migrations,
+starts simulated engines, and serves the API. Everything is kept below the data
+directory: stop it, or kill it, and start it again, and every session goes on.`,
+		Example: `  holdfast dev
+  holdfast dev --listen 127.0.0.1:0 --engines 4 --time-scale 30`,
+		Args: cobra.NoArgs,
+	}
+	flags := addConfigFlags(cmd, config.Default(), poolFlags, routerFlags, limitFlags, devFlags, logFlags)
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		cfg, err := flags.load((*config.Config).ValidateDev)
+		if err != nil {
+			return err
+		}
+		log, err := newLogger(cfg.Log)
+		if err != nil {
+			return err
+		}
+		return runDev(cmd.Context(), cfg, log, cmd.OutOrStdout(), func(_ context.Context, address string) error {
+			fmt.Fprintf(cmd.OutOrStdout(), "API: http://%s   (Ctrl-C stops everything; the data stays in %s)\n", address, cfg.Dev.DataDir)
+			return nil
+		})
+	}
+	return cmd
+}
+
+// runDev runs the whole process tree until ctx ends or a part of it dies. started
+// is called once the API answers and every engine is registered.
+func runDev(ctx context.Context, cfg config.Config, log *slog.Logger, out io.Writer, started func(ctx context.Context, address string) error) error {
+	begin := time.Now()
+	step := func(what string) { fmt.Fprintf(out, "[%5.1f s] %s\n", time.Since(begin).Seconds(), what) }
+	servers, err := devserver.Start(ctx, devserver.Config{
+		DataDir: cfg.Dev.DataDir, Namespace: cfg.Temporal.Namespace, Progress: step,
+	})
+	if err != nil {
+		return err
+	}
+	defer func() {
+		stopping, cancel := context.WithTimeout(context.Background(), 9*time.Second)
+		defer cancel()
+		if err := servers.Stop(stopping); err != nil {
+			log.Error("stopping the development servers", "error", err)
+		}
+	}()
+	cfg.Database.URL, cfg.Temporal.Address = servers.DatabaseURL(), servers.TemporalAddress()
+	step("applying migrations")
+	if err := migrations.Up(ctx, cfg.Database.URL); err != nil {
+		return err
+	}
+	engines, err := startEngines(cfg.Dev, log)
+	if err != nil {
+		return err
+	}
+	defer engines.stop()
+	s, err := newStack(ctx, cfg, log)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	if err := engines.register(ctx, s.store, cfg.Pool); err != nil {
+		return err
+	}
+	step(fmt.Sprintf("%d simulated engines, %s tokens of KV cache each, %g engine seconds per second", cfg.Dev.Engines, thousands(cfg.Dev.EngineCapacityTokens), cfg.Dev.TimeScale))
+
+	running, stop := context.WithCancelCause(ctx)
+	defer stop(nil)
+	go func() {
+		if err, died := <-servers.Done(); died {
+			stop(err)
+		}
+	}()
+	if err := s.run(running, started); err != nil {
+		return err
+	}
+	if ctx.Err() == nil {
+		return context.Cause(running)
+	}
+	return nil
+}
+
+// register announces the engines in the pool's registry, as an operator would
+// through the API, and takes out those of an earlier start that are no more.
+func (e *simulatedEngines) register(ctx context.Context, s *store.Store, pool string) error {
+	before, err := s.Instances(ctx, pool)
+	if err != nil {
+		return err
+	}
+	here := make(map[string]bool)
+	for i, server := range e.servers {
+		id := simulatedID(i)
+		here[id] = true
+		info, err := (prober{}).Discover(ctx, engineKindSimulated, server.URL())
+		if err != nil {
+			return fmt.Errorf("asking %s what it is: %w", id, err)
+		}
+		if _, err := s.RegisterInstance(ctx, store.Instance{
+			Pool: pool, ID: id, URL: server.URL(), Kind: engineKindSimulated,
+			CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
+			MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond, PolicyVersion: info.PolicyVersion,
+		}); err != nil {
+			return fmt.Errorf("registering %s: %w", id, err)
+		}
+	}
+	for _, in := range before {
+		if in.Kind == engineKindSimulated && !here[in.ID] {
+			if err := s.RemoveInstance(ctx, pool, in.ID); err != nil {
+				return fmt.Errorf("removing %s: %w", in.ID, err)
+			}
+		}
+	}
+	return nil
+}

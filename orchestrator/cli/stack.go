@@ -1,0 +1,131 @@
+package cli
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"go.temporal.io/sdk/client"
+	sdklog "go.temporal.io/sdk/log"
+	"golang.org/x/sync/errgroup"
+
+	"holdfast/api"
+	"holdfast/orchestrator/config"
+	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/service"
+	"holdfast/router"
+	"holdfast/store"
+)
+
+// stack is the service against a Postgres and a Temporal that somebody runs: the
+// same for serve, dev and demo.
+type stack struct {
+	store    *store.Store
+	temporal client.Client
+	service  *service.Service
+	api      *api.Server
+	log      *slog.Logger
+}
+
+// newStack connects and wires; nothing runs until run is called.
+func newStack(ctx context.Context, cfg config.Config, log *slog.Logger) (*stack, error) {
+	policy, err := routerConfig(cfg.Router)
+	if err != nil {
+		return nil, badInput(err)
+	}
+	db, err := store.Open(ctx, store.Config{URL: cfg.Database.URL, MaxConnections: cfg.Database.MaxConnections, Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	s := &stack{store: db, log: log}
+	if err := s.wire(ctx, cfg, policy); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *stack) wire(ctx context.Context, cfg config.Config, policy router.Config) error {
+	listener, err := s.store.Listen(ctx)
+	if err != nil {
+		return err
+	}
+	s.temporal, err = client.DialContext(ctx, client.Options{
+		HostPort: cfg.Temporal.Address, Namespace: cfg.Temporal.Namespace,
+		Logger: sdklog.NewStructuredLogger(s.log.With("component", "temporal")),
+	})
+	if err != nil {
+		return fmt.Errorf("reaching Temporal at %s: %w", cfg.Temporal.Address, err)
+	}
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	s.service, err = service.New(service.Config{
+		Pool: cfg.Pool, Store: s.store, Listener: listener, Temporal: s.temporal, Router: policy,
+		NewClient:       engine.NewClient,
+		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
+		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
+		EngineAttempts: cfg.Limits.EngineAttempts, Registerer: registry, Logger: s.log,
+	})
+	if err != nil {
+		return err
+	}
+	s.api, err = api.New(api.Config{
+		Listen: cfg.Listen, Tokens: apiTokens(cfg.Tokens), AllowOpen: cfg.AllowOpen,
+		Store: s.store, Notifications: listener, Prober: prober{}, Router: describer{s.service},
+		Checks:   []api.Check{{Name: "temporal", Required: true, Check: s.checkTemporal}, {Name: "pool_owner", Check: s.checkOwner}},
+		Registry: registry, Logger: s.log, Version: version(),
+	})
+	return err
+}
+
+// apiStopTimeout bounds the wait for requests under way at the end.
+const apiStopTimeout = 3 * time.Second
+
+// run serves until parent ends, a part of it dies, or started returns an error;
+// started is called once the API answers.
+func (s *stack) run(parent context.Context, started func(ctx context.Context, address string) error) error {
+	if err := s.api.Start(parent); err != nil {
+		return err
+	}
+	group, ctx := errgroup.WithContext(parent)
+	group.Go(func() error {
+		select {
+		case <-s.api.Served():
+			return errors.New("the API stopped serving")
+		case <-ctx.Done():
+		}
+		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), apiStopTimeout)
+		defer cancel()
+		return s.api.Stop(stopping)
+	})
+	group.Go(func() error { return s.service.Run(ctx) })
+	group.Go(func() error { return started(ctx, s.api.Addr()) })
+	err := group.Wait()
+	if parent.Err() != nil {
+		return nil
+	}
+	return err
+}
+
+func (s *stack) close() {
+	if s.temporal != nil {
+		s.temporal.Close()
+	}
+	s.store.Close()
+}
+
+func (s *stack) checkTemporal(ctx context.Context) error {
+	_, err := s.temporal.CheckHealth(ctx, &client.CheckHealthRequest{})
+	return err
+}
+
+func (s *stack) checkOwner(context.Context) error {
+	if _, ok := s.service.Owner(); !ok {
+		return errors.New("another process owns the pool, or none does yet")
+	}
+	return nil
+}
