@@ -49,6 +49,9 @@ type Composed struct {
 type ComposedClass struct {
 	workload.Class
 	Share float64
+	// Recorded, if any, are replayed one after the other instead of drawing: all
+	// members of a task replay the same numbers. Drift does not change them.
+	Recorded []workload.Session
 }
 
 // Source validates the composition and returns its stream.
@@ -78,6 +81,8 @@ type composedSource struct {
 	classes  []ClassShare
 	released []float64
 	order    []uint8
+	// ordinals number the tasks of each class.
+	ordinals []int32
 }
 
 func (s *composedSource) Classes() []ClassShare { return s.classes }
@@ -94,11 +99,26 @@ func (s *composedSource) Task(n int64) Task {
 		factors.Lengths *= s.Shift.Lengths
 		factors.Gaps *= s.Shift.Gaps
 	}
+	if recorded := s.Mixture[b].Recorded; len(recorded) > 0 {
+		return recordedTask(b, recorded[int(s.ordinals[n])%len(recorded)], s.GroupSize)
+	}
 	return Task{
 		Class:             b,
 		ClassSharedTokens: class.SharedTokens,
 		Members:           class.SampleGroup(workload.Source(s.Seed, class.Name, n), s.GroupSize, factors),
 	}
+}
+
+// recordedTask gives every member of a task the same recorded session.
+func recordedTask(class int, session workload.Session, members int) Task {
+	task := Task{Class: class, ClassSharedTokens: session.SharedTokens}
+	if members > 1 {
+		session.SharedTokens = session.PromptTokens
+	}
+	for range members {
+		task.Members = append(task.Members, session)
+	}
+	return task
 }
 
 // extendOrder appends the class with the largest deficit; the first of equals.
@@ -110,33 +130,7 @@ func (s *composedSource) extendOrder() {
 			best, bestDeficit = b, deficit
 		}
 	}
+	s.ordinals = append(s.ordinals, int32(s.released[best]))
 	s.released[best]++
 	s.order = append(s.order, uint8(best))
 }
-
-// Recorded replays sessions that were recorded or imported, over and over, in
-// their order. Every task has the members that the slice gives it.
-type Recorded struct {
-	Mixture []ClassShare
-	Tasks   []Task
-}
-
-// Source validates the recording and returns its stream.
-func (r Recorded) Source() (Source, error) {
-	if len(r.Tasks) == 0 {
-		return nil, errors.New("replaying a workload: no session")
-	}
-	for i, task := range r.Tasks {
-		if task.Class < 0 || task.Class >= len(r.Mixture) || len(task.Members) == 0 {
-			return nil, fmt.Errorf("replaying a workload: task %d has class %d of %d and %d members",
-				i, task.Class, len(r.Mixture), len(task.Members))
-		}
-	}
-	return recordedSource(r), nil
-}
-
-type recordedSource Recorded
-
-func (s recordedSource) Classes() []ClassShare { return s.Mixture }
-
-func (s recordedSource) Task(n int64) Task { return s.Tasks[n%int64(len(s.Tasks))] }

@@ -60,30 +60,15 @@ func Curve(ctx context.Context, o Options) (*CurveResult, error) {
 
 func (o *Options) curveAt(ctx context.Context, s Setup, list []candidate, outer int) ([]CurvePoint, error) {
 	runs := o.batch(fmt.Sprintf("%s, %d samples per instance", s.Name, outer))
-	places := make([][][]**sim.Result, len(list))
 	change := func(c *sim.Config) { c.Trainer.OuterConcurrency = outer * len(c.Instances) }
-	for i, c := range list {
-		places[i] = make([][]**sim.Result, len(c.variants))
-		for v, variant := range c.variants {
-			for _, seed := range o.seeds() {
-				places[i][v] = append(places[i][v], runs.add(variant.spec, o.config(s, Stationary, seed, change)))
-			}
-		}
-	}
-	if err := runs.run(ctx); err != nil {
+	rows, err := o.bestOf(ctx, runs, s, Stationary, list, change)
+	if err != nil {
 		return nil, err
 	}
 	var points []CurvePoint
-	for i, c := range list {
-		var best CurvePoint
-		for v, variant := range c.variants {
-			row := summarize(s, Stationary, c.name, variant.ceiling, places[i][v])
-			if v == 0 || row.BalancedPerMinute > best.BalancedPerMin {
-				best = CurvePoint{Config: s.Name, OuterPerInstance: outer, Policy: c.name, Ceiling: variant.ceiling,
-					BalancedPerMin: row.BalancedPerMinute, PrefixHit: row.PrefixHit}
-			}
-		}
-		points = append(points, best)
+	for _, row := range rows {
+		points = append(points, CurvePoint{Config: s.Name, OuterPerInstance: outer, Policy: row.Policy, Ceiling: row.Ceiling,
+			BalancedPerMin: row.BalancedPerMinute, PrefixHit: row.PrefixHit})
 	}
 	for i := range points {
 		points[i].OverPermissive = points[i].BalancedPerMin / points[0].BalancedPerMin

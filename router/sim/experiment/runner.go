@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/router/sim"
+	"holdfast/router/sim/workload"
 )
 
 // Options are what every experiment is given.
@@ -22,6 +23,8 @@ type Options struct {
 	// Setups and Policies restrict what is run, if not empty.
 	Setups   []string
 	Policies []string
+	// Agents, if any, are recorded sessions that replace the drawn Agent sessions.
+	Agents []workload.Session
 	// MeasureSeconds shortens the measured part, if positive.
 	MeasureSeconds float64
 }
@@ -129,6 +132,9 @@ func (o *Options) config(s Setup, regime Regime, seed uint64, change func(*sim.C
 
 func (o *Options) setups() ([]Setup, error) {
 	all := []Setup{Qwen(), Step()}
+	for i := range all {
+		all[i].Agents = o.Agents
+	}
 	if len(o.Setups) == 0 {
 		return all, nil
 	}

@@ -18,6 +18,8 @@ type Setup struct {
 	Instances         int
 	EndToEndInstances int
 	Gaps              workload.LogNormal
+	// Agents, if any, are recorded sessions that take the place of drawn ones.
+	Agents []workload.Session
 	// OuterPerInstance is the trainer's concurrency for each instance.
 	OuterPerInstance int
 	// RequestCeilings and SessionCeilings are what the baselines are swept over.
@@ -81,7 +83,7 @@ const (
 // Mixture is the paper's: the target shares and classes after Table 2.
 func (s Setup) Mixture() []sim.ComposedClass {
 	return []sim.ComposedClass{
-		{Class: workload.PaperAgent(s.Gaps), Share: 0.486},
+		{Class: workload.PaperAgent(s.Gaps), Share: 0.486, Recorded: s.Agents},
 		{Class: workload.PaperRLVR(), Share: 0.331},
 		{Class: workload.PaperRLHF(), Share: 0.182},
 	}
