@@ -110,7 +110,7 @@ func (c *Core) sharesOf(w *instance) []quota.Share {
 			ResidencyTenths: int64(min(cl.shareSeconds, 1e9) * 10),
 		}
 	}
-	quota.Divide(w.budgetBlocks, c.demands[:len(c.classList)], c.quotaRule, w.shares)
+	c.divider.Divide(w.budgetBlocks, c.demands[:len(c.classList)], c.quotaRule, w.shares)
 	return w.shares
 }
 

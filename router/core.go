@@ -56,6 +56,7 @@ type Core struct {
 	request         Request
 	matches         []int
 	demands         []quota.Demand
+	divider         quota.Divider
 	topOpenLevel    int
 	scratchSessions []*session
 }

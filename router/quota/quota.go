@@ -45,33 +45,28 @@ type Share struct {
 	Cap int64
 }
 
-// Divide writes one Share for each Demand into shares, which must be as long,
-// and allocates nothing. A class without demand gets a quota of 0 and the cap 1:
-// the first session to come asks again with a demand of 1.
+// Divider divides budgets. It holds nothing but room to work in; the zero value
+// is ready.
+type Divider struct {
+	weights, floors, limits, proportional []int64
+}
+
+// Divide writes one Share for each Demand into shares, which must be as long. A
+// class without demand gets a quota of 0 and the cap 1: the first session to come
+// asks again with a demand of 1.
 //
 // The division is the bounded proportional share: the quotas are
 // clamp(lambda * weight_b, floor_b, limit_b) for the one lambda that spends the
 // budget, found by fixing in each round the classes on the violated side (the
 // total violation says which side), as flexible box layout does. Rounding down
-// leaves fewer blocks unspent than there are classes.
-func Divide(budget int64, demands []Demand, rule Rule, shares []Share) {
-	if budget < 0 {
-		budget = 0
-	}
-	asking := 0
-	for i := range demands {
-		shares[i] = Share{Cap: 1}
-		if demands[i].Sessions > 0 {
-			shares[i].QuotaBlocks = unfixed
-			asking++
-		}
-	}
-	if asking == 0 {
+// leaves fewer blocks unspent than there are classes in each round.
+func (v *Divider) Divide(budget int64, demands []Demand, rule Rule, shares []Share) {
+	budget = max(budget, 0)
+	if asking := v.prepare(budget, demands, rule, shares); asking == 0 {
 		return
 	}
-	shift := weightShift(demands, rule, asking)
 	left := budget
-	for fixRound(&left, budget, demands, rule, shares, asking, shift) {
+	for v.fixRound(&left, shares) {
 	}
 	for i := range demands {
 		if demands[i].Sessions > 0 {
@@ -83,109 +78,96 @@ func Divide(budget int64, demands []Demand, rule Rule, shares []Share) {
 // unfixed marks a class whose quota is still proportional; quotas are never negative.
 const unfixed = -1
 
+// prepare computes each class's weight and bounds, and counts those with demand.
+// The floors of all of them together never exceed the budget.
+func (v *Divider) prepare(budget int64, demands []Demand, rule Rule, shares []Share) int64 {
+	for len(v.weights) < len(demands) {
+		v.weights = append(v.weights, 0)
+		v.floors = append(v.floors, 0)
+		v.limits = append(v.limits, 0)
+		v.proportional = append(v.proportional, 0)
+	}
+	asking, top := int64(0), int64(0)
+	for i := range demands {
+		shares[i] = Share{Cap: 1}
+		if demands[i].Sessions <= 0 {
+			continue
+		}
+		asking++
+		shares[i].QuotaBlocks = unfixed
+		need := satMul(demands[i].Sessions, footprint(demands[i]))
+		v.weights[i], v.limits[i] = need, math.MaxInt64
+		if rule.Time {
+			v.weights[i] = satMul(need, max(1, demands[i].ResidencyTenths))
+		}
+		if rule.Lend {
+			v.limits[i] = need
+		}
+		v.floors[i] = need
+		top = max(top, v.weights[i])
+	}
+	if asking == 0 {
+		return 0
+	}
+	floor := min(mulDiv(budget, max(0, rule.FloorPermille), 1000), budget/asking)
+	// Weights so large that their sum would overflow are all shifted down.
+	shift := max(0, bits.Len64(uint64(top))-(63-bits.Len64(uint64(asking))))
+	for i := range demands {
+		if demands[i].Sessions > 0 {
+			v.floors[i] = min(v.floors[i], floor)
+			v.weights[i] >>= shift
+		}
+	}
+	return asking
+}
+
 // fixRound computes proportional shares of what is left for the unfixed classes.
 // If bounds are violated it fixes the violators of the heavier side and reports
 // true; otherwise it writes the shares and reports false.
-func fixRound(left *int64, budget int64, demands []Demand, rule Rule, shares []Share, asking int, shift uint) bool {
+func (v *Divider) fixRound(left *int64, shares []Share) bool {
 	var sum int64
-	for i := range demands {
+	for i := range shares {
 		if shares[i].QuotaBlocks == unfixed {
-			sum += weight(demands[i], rule) >> shift
+			sum += v.weights[i]
 		}
-	}
-	if sum == 0 {
-		for i := range demands {
-			if shares[i].QuotaBlocks == unfixed {
-				shares[i].QuotaBlocks = 0
-			}
-		}
-		return false
 	}
 	// The violation is what clamping would add to (below a floor) or take from
 	// (above a limit) the proportional shares.
-	var violation int64
-	any := false
-	for i := range demands {
+	violated, violation := false, int64(0)
+	for i := range shares {
 		if shares[i].QuotaBlocks != unfixed {
 			continue
 		}
-		share := mulDiv(*left, weight(demands[i], rule)>>shift, sum)
-		lo, hi := bounds(budget, demands[i], rule, asking)
-		clamped := min(max(share, lo), hi)
-		if clamped != share {
-			any = true
-			violation = satAdd(violation, clamped-share)
+		v.proportional[i] = 0
+		if sum > 0 {
+			v.proportional[i] = mulDiv(*left, v.weights[i], sum)
+		}
+		clamped := min(max(v.proportional[i], v.floors[i]), v.limits[i])
+		if clamped != v.proportional[i] {
+			violated = true
+			violation = satAdd(violation, clamped-v.proportional[i])
 		}
 	}
-	if any {
-		spent := int64(0)
-		for i := range demands {
-			if shares[i].QuotaBlocks != unfixed {
-				continue
-			}
-			share := mulDiv(*left, weight(demands[i], rule)>>shift, sum)
-			lo, hi := bounds(budget, demands[i], rule, asking)
-			if share < lo && violation >= 0 {
-				shares[i].QuotaBlocks = lo
-				spent += lo
-			} else if share > hi && violation <= 0 {
-				shares[i].QuotaBlocks = hi
-				spent += hi
-			}
+	for i := range shares {
+		if shares[i].QuotaBlocks != unfixed {
+			continue
 		}
-		*left -= spent
-		if *left < 0 {
-			*left = 0
-		}
-		return true
-	}
-	for i := range demands {
-		if shares[i].QuotaBlocks == unfixed {
-			shares[i].QuotaBlocks = mulDiv(*left, weight(demands[i], rule)>>shift, sum)
+		switch {
+		case !violated:
+			shares[i].QuotaBlocks = v.proportional[i]
+		case v.proportional[i] < v.floors[i] && violation >= 0:
+			shares[i].QuotaBlocks = v.floors[i]
+			*left -= v.floors[i]
+		case v.proportional[i] > v.limits[i] && violation <= 0:
+			shares[i].QuotaBlocks = v.limits[i]
+			*left -= v.limits[i]
 		}
 	}
-	return false
-}
-
-// bounds are a class's floor and limit. The floors of all asking classes
-// together never exceed the budget.
-func bounds(budget int64, d Demand, rule Rule, asking int) (lo, hi int64) {
-	need := satMul(d.Sessions, footprint(d))
-	hi = math.MaxInt64
-	if rule.Lend {
-		hi = need
-	}
-	if rule.FloorPermille > 0 {
-		lo = min(need, mulDiv(budget, rule.FloorPermille, 1000), budget/int64(asking))
-	}
-	return lo, hi
+	*left = max(*left, 0)
+	return violated
 }
 
 func footprint(d Demand) int64 { return max(1, d.FootprintBlocks) }
-
-func weight(d Demand, rule Rule) int64 {
-	w := satMul(d.Sessions, footprint(d))
-	if rule.Time {
-		w = satMul(w, max(1, d.ResidencyTenths))
-	}
-	return w
-}
-
-// weightShift is how far all weights are shifted down so that their sum cannot
-// overflow; 0 for every demand that a real pool can have.
-func weightShift(demands []Demand, rule Rule, asking int) uint {
-	var top int64
-	for i := range demands {
-		if demands[i].Sessions > 0 {
-			top = max(top, weight(demands[i], rule))
-		}
-	}
-	room := 63 - bits.Len(uint(asking))
-	if over := bits.Len64(uint64(top)) - room; over > 0 {
-		return uint(over)
-	}
-	return 0
-}
 
 // mulDiv is floor(a*b/c) for non-negative a, b and positive c, saturating.
 func mulDiv(a, b, c int64) int64 {

@@ -11,7 +11,7 @@ import (
 
 func divide(budget int64, rule Rule, demands ...Demand) []Share {
 	shares := make([]Share, len(demands))
-	Divide(budget, demands, rule, shares)
+	new(Divider).Divide(budget, demands, rule, shares)
 	return shares
 }
 
@@ -200,8 +200,9 @@ func TestDrainTimesAgree(t *testing.T) {
 func BenchmarkDivide(b *testing.B) {
 	demands := []Demand{{60, 2500, 6000}, {30, 1800, 9000}, {10, 250, 300}}
 	shares := make([]Share, 3)
+	var v Divider
 	b.ReportAllocs()
 	for b.Loop() {
-		Divide(130_000, demands, Rule{Time: true, FloorPermille: 100, Lend: true}, shares)
+		v.Divide(130_000, demands, Rule{Time: true, FloorPermille: 100, Lend: true}, shares)
 	}
 }
