@@ -95,8 +95,8 @@ const (
 // Generate implements Client.
 func (v *VLLM) Generate(ctx context.Context, request Request, onProgress func(Progress)) (Result, error) {
 	started := time.Now()
-	if len(request.Prompt) == 0 || request.MaxTokens < 1 {
-		return Result{CachedTokens: -1}, &Error{Class: FailTurn, Message: fmt.Sprintf("a prompt of %d tokens and at most %d output tokens is no request", len(request.Prompt), request.MaxTokens)}
+	if len(request.Prompt) == 0 || request.MaxTokens < 1 || request.MinTokens < 0 || request.MinTokens > request.MaxTokens {
+		return Result{CachedTokens: -1}, &Error{Class: FailTurn, Message: fmt.Sprintf("a prompt of %d tokens and %d to %d output tokens is no request", len(request.Prompt), request.MinTokens, request.MaxTokens)}
 	}
 	model, err := v.modelName(ctx)
 	if err != nil {
@@ -134,6 +134,11 @@ func (v *VLLM) Generate(ctx context.Context, request Request, onProgress func(Pr
 	g := generation{started: started, request: &request, onProgress: onProgress}
 	g.result.CachedTokens = -1
 	g.result.PromptTokens = len(request.Prompt)
+	// What is generated at least is worth one allocation.
+	g.result.OutputIDs = make([]int32, 0, request.MinTokens)
+	if request.WithLogprobs {
+		g.result.Logprobs = make([]float32, 0, request.MinTokens)
+	}
 	err = g.read(response.Body, watch.touch)
 	g.result.TotalSeconds = time.Since(started).Seconds()
 	if err == nil {
@@ -162,7 +167,7 @@ func (v *VLLM) modelName(ctx context.Context) (string, error) {
 // encode writes the request document. Prompts are long, so that nothing here
 // goes through reflection.
 func (v *VLLM) encode(r Request, model string) []byte {
-	buf := make([]byte, 0, 512+7*len(r.Prompt)+8*len(r.StopTokenIDs))
+	buf := make([]byte, 0, 512+8*len(r.Prompt)+8*len(r.StopTokenIDs))
 	buf = append(buf, `{"model":`...)
 	buf = jsonscan.WriteString(buf, model)
 	buf = append(buf, `,"max_tokens":`...)

@@ -249,7 +249,7 @@ func appendChoice(buf []byte, x *call, from, to int, last bool) []byte {
 			if i > from {
 				buf = append(buf, ',')
 			}
-			buf = strconv.AppendInt(buf, int64(x.sampler.token(i)), 10)
+			buf = jsonscan.AppendInt(buf, x.sampler.token(i))
 		}
 		buf = append(buf, ']')
 	}

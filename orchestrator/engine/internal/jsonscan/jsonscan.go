@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 )
 
@@ -136,10 +137,18 @@ func valueEnd(data []byte, i int) (int, error) {
 	case ',', ':', '}', ']':
 		return 0, fmt.Errorf("%w: want a value at byte %d", ErrSyntax, i)
 	}
-	for i < len(data) && !bytes.ContainsRune([]byte(",:]} \n\r\t"), rune(data[i])) {
+	return scalarEnd(data, i), nil
+}
+
+func scalarEnd(data []byte, i int) int {
+	for i < len(data) {
+		switch data[i] {
+		case ',', ':', ']', '}', ' ', '\n', '\r', '\t':
+			return i
+		}
 		i++
 	}
-	return i, nil
+	return i
 }
 
 func stringEnd(data []byte, i int) (int, error) {
@@ -157,6 +166,12 @@ func stringEnd(data []byte, i int) (int, error) {
 }
 
 func nestedEnd(data []byte, i int) (int, error) {
+	if data[i] == '[' {
+		// An array without strings, arrays or objects in it ends at its first bracket.
+		if n := bytes.IndexByte(data[i:], ']'); n > 0 && !nests(data[i+1:i+n]) {
+			return i + n + 1, nil
+		}
+	}
 	// The stack holds the closers that are due.
 	var stack [maxDepth]byte
 	depth := 0
@@ -187,6 +202,10 @@ func nestedEnd(data []byte, i int) (int, error) {
 		i++
 	}
 	return 0, fmt.Errorf("%w: a value does not end", ErrSyntax)
+}
+
+func nests(data []byte) bool {
+	return bytes.IndexByte(data, '"') >= 0 || bytes.IndexByte(data, '[') >= 0 || bytes.IndexByte(data, '{') >= 0 || bytes.IndexByte(data, '}') >= 0
 }
 
 // AppendInts reads an array of non-negative int32 and appends it to dst.
@@ -226,23 +245,42 @@ func AppendInts(dst []int32, data []byte) ([]int32, error) {
 
 // AppendFloats reads an array of numbers and appends it to dst; null becomes NaN.
 func AppendFloats(dst []float32, data []byte) ([]float32, error) {
-	err := Elements(data, func(value []byte) error {
-		if len(value) == 4 && string(value) == "null" {
-			dst = append(dst, float32(math.NaN()))
-			return nil
-		}
-		v, ok := decimal(value)
-		if !ok {
-			f, err := strconv.ParseFloat(string(value), 32)
-			if err != nil {
-				return fmt.Errorf("%w: %w", ErrSyntax, err)
-			}
-			v = float32(f)
+	i := space(data, 0)
+	if i >= len(data) || data[i] != '[' {
+		return dst, fmt.Errorf("%w: want an array of numbers", ErrSyntax)
+	}
+	i = space(data, i+1)
+	if i < len(data) && data[i] == ']' {
+		return dst, trailing(data, i+1)
+	}
+	for {
+		end := scalarEnd(data, i)
+		v, err := float(data[i:end])
+		if err != nil {
+			return dst, fmt.Errorf("%w: want a number at byte %d: %w", ErrSyntax, i, err)
 		}
 		dst = append(dst, v)
-		return nil
-	})
-	return dst, err
+		i = space(data, end)
+		switch {
+		case i < len(data) && data[i] == ',':
+			i = space(data, i+1)
+		case i < len(data) && data[i] == ']':
+			return dst, trailing(data, i+1)
+		default:
+			return dst, fmt.Errorf("%w: want ',' or ']' at byte %d", ErrSyntax, i)
+		}
+	}
+}
+
+func float(text []byte) (float32, error) {
+	if v, ok := decimal(text); ok {
+		return v, nil
+	}
+	if string(text) == "null" {
+		return float32(math.NaN()), nil
+	}
+	v, err := strconv.ParseFloat(string(text), 32)
+	return float32(v), err
 }
 
 var negativePowers = [...]float64{1, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15}
@@ -287,17 +325,59 @@ func decimal(s []byte) (float32, bool) {
 	return float32(v), true
 }
 
-// WriteInts appends values to buf as a JSON array.
+// WriteInts appends values to buf as a JSON array. It reserves the room that
+// token ids usually take at once: prompts are long.
 func WriteInts(buf []byte, values []int32) []byte {
+	const usual = len("1234567,")
+	buf = slices.Grow(buf, usual*len(values)+2)
 	buf = append(buf, '[')
-	for i, v := range values {
-		if i > 0 {
-			buf = append(buf, ',')
-		}
-		buf = strconv.AppendInt(buf, int64(v), 10)
+	for _, v := range values {
+		buf = AppendInt(buf, v)
+		buf = append(buf, ',')
+	}
+	if len(values) > 0 {
+		buf = buf[:len(buf)-1]
 	}
 	return append(buf, ']')
 }
+
+// AppendInt appends a value in decimal, faster than strconv for the six digits
+// of a token id.
+func AppendInt(buf []byte, v int32) []byte {
+	if v < 0 || v >= 1e6 {
+		return strconv.AppendInt(buf, int64(v), 10)
+	}
+	u := uint32(v)
+	high, low := u/1000*3, u%1000*3
+	if u >= 1000 {
+		skip := 0
+		if u < 100_000 {
+			skip = 1
+			if u < 10_000 {
+				skip = 2
+			}
+		}
+		buf = append(buf, thousands[high+uint32(skip):high+3]...)
+		return append(buf, thousands[low:low+3]...)
+	}
+	skip := uint32(0)
+	if u < 100 {
+		skip = 1
+		if u < 10 {
+			skip = 2
+		}
+	}
+	return append(buf, thousands[low+skip:low+3]...)
+}
+
+// thousands is "000001002" and so on up to 999.
+var thousands = func() string {
+	b := make([]byte, 0, 3000)
+	for i := range 1000 {
+		b = append(b, byte('0'+i/100), byte('0'+i/10%10), byte('0'+i%10))
+	}
+	return string(b)
+}()
 
 // WriteString appends a JSON string.
 func WriteString(buf []byte, s string) []byte {

@@ -50,6 +50,9 @@ func TestMalformedTextIsRefused(t *testing.T) {
 
 func TestIntsRoundTrip(t *testing.T) {
 	want := []int32{0, 7, 10, math.MaxInt32}
+	for v := int64(1); v < math.MaxInt32; v = v*3/2 + 1 {
+		want = append(want, int32(v), int32(v-1), int32(v/10*10), int32(v/1000*1000))
+	}
 	got, err := AppendInts(nil, WriteInts(nil, want))
 	if err != nil || !slices.Equal(got, want) {
 		t.Fatalf("got %v, %v", got, err)
