@@ -36,8 +36,10 @@ type Result struct {
 	// BusyShare is the mean share of time in which engines ran steps.
 	BusyShare float64
 
-	GroupP99Seconds   float64
-	OldestHoldSeconds float64
+	// MeanLatencySeconds is from release to completion, over all classes.
+	MeanLatencySeconds float64
+	GroupP99Seconds    float64
+	OldestHoldSeconds  float64
 	// CapReversalsPerHour is the worst instance's.
 	CapReversalsPerHour float64
 	// BlockSeconds is the mean block-time of a completed sample, in engine blocks.
@@ -159,6 +161,9 @@ func (m *metrics) classFigures(w *world, r *Result) {
 		c := &m.classes[b]
 		slices.Sort(c.latencies)
 		n := float64(max(1, c.completed))
+		for _, seconds := range c.latencies {
+			r.MeanLatencySeconds += seconds / float64(max(1, completed))
+		}
 		r.Classes = append(r.Classes, ClassResult{
 			Name: w.classes[b].Name, Share: w.classes[b].Share, Released: c.released, Completed: c.completed,
 			SamplesPerMinute: float64(c.completed) / minutes,

@@ -124,7 +124,11 @@ func (w *world) schedule() {
 		w.queue.push(nanos(f.StartSeconds), faultStarted, int32(i))
 		w.queue.push(nanos(f.EndSeconds), faultEnded, int32(i))
 	}
-	w.queue.push(nanos(w.cfg.WarmUpSeconds), measuringStarted, 0)
+	if w.cfg.WarmUpSeconds > 0 {
+		w.queue.push(nanos(w.cfg.WarmUpSeconds), measuringStarted, 0)
+	} else {
+		w.metrics.begin(w)
+	}
 	if w.cfg.SeriesSeconds > 0 {
 		w.queue.push(nanos(w.cfg.SeriesSeconds), sampled, 0)
 	}
