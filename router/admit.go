@@ -250,7 +250,7 @@ func (c *Core) placeAnew(s *session, out []Decision) []Decision {
 	}
 	if len(c.passing) == 0 {
 		if w := s.inst; w.joined && w.fits(s) {
-			return c.continueTurn(s, out)
+			return c.continueTurn(s, c.hitAt(s, w), out)
 		}
 		out = append(out, c.endProtection(s, InstanceGone))
 		c.hold(s, c.now)

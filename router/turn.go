@@ -31,9 +31,10 @@ func (c *Core) turnRequested(ev *TurnRequested, out []Decision) []Decision {
 		if c.cfg.Admission == AdmitAll {
 			return c.placeAnew(s, out)
 		}
-		why, keep := c.keepsProtection(s)
-		if keep {
-			return c.continueTurn(s, out)
+		hit := c.hitAt(s, s.inst)
+		why := c.lossOfProtection(s, hit)
+		if why == 0 {
+			return c.continueTurn(s, hit, out)
 		}
 		out = append(out, c.endProtection(s, why))
 		s.moved = why != PrefixEvicted
@@ -97,21 +98,21 @@ func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision 
 	return out
 }
 
-// keepsProtection decides whether a protected session's turn goes to its
-// instance, or why not.
-func (c *Core) keepsProtection(s *session) (Reason, bool) {
+// lossOfProtection is why a protected session's turn may not simply go to its
+// instance, or 0.
+func (c *Core) lossOfProtection(s *session, hitTokens int64) Reason {
 	w := s.inst
 	switch {
 	case !w.joined:
-		return InstanceGone, false
+		return InstanceGone
 	case !w.fits(s):
-		return Outgrown, false
+		return Outgrown
 	case c.avoids(s, w) && c.hasOther(s, w):
-		return InstanceGone, false
-	case c.evicted(s):
-		return PrefixEvicted, false
+		return InstanceGone
+	case c.evicted(s, hitTokens):
+		return PrefixEvicted
 	}
-	return 0, true
+	return 0
 }
 
 // avoids tells whether the session still keeps away from an instance.
@@ -129,7 +130,7 @@ func (c *Core) hasOther(s *session, w *instance) bool {
 
 // evicted tells whether too little of the session's prefix is still cached for
 // its protection to mean anything. Without evidence it is not.
-func (c *Core) evicted(s *session) bool {
+func (c *Core) evicted(s *session, hitTokens int64) bool {
 	w := s.inst
 	if c.cfg.ReadmitBelowShare == 0 || w.observability != Fresh || s.home != w || s.homeEpoch != w.cacheEpoch {
 		return false
@@ -141,7 +142,7 @@ func (c *Core) evicted(s *session) bool {
 	var cached int64
 	switch {
 	case w.indexTrusted() && s.chain.Blocks() > 0:
-		cached = int64(c.index.MatchOne(&s.chain, w.slot, int(expected/w.blockTokens))) * w.blockTokens
+		cached = hitTokens
 	case s.cachedBlocks >= 0 && s.cachedAt >= s.lastEndedAt:
 		cached = s.cachedBlocks * w.blockTokens
 	default:
@@ -157,9 +158,8 @@ func (c *Core) evicted(s *session) bool {
 // continueTurn sends a protected session's turn to its instance, or moves the
 // session when it would start much earlier elsewhere and nobody waits for that
 // place.
-func (c *Core) continueTurn(s *session, out []Decision) []Decision {
+func (c *Core) continueTurn(s *session, hit int64, out []Decision) []Decision {
 	w := s.inst
-	hit := c.hitAt(s, w)
 	if c.cfg.RerouteMarginSeconds > 0 && c.queued == 0 {
 		cost := c.cost(s, w, hit)
 		if cost > c.cfg.RerouteMarginSeconds {
