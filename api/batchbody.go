@@ -283,6 +283,8 @@ type boundedReader struct {
 	from      io.Reader
 	remaining int64
 	exceeded  *bodyTooLargeError
+	// over: the bound was passed, and stays so.
+	over bool
 	// read counts bytes given out; until is a nearer bound on it for now.
 	read       int64
 	until      int64
@@ -300,6 +302,9 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 	if len(p) == 0 {
 		return 0, nil
 	}
+	if r.over {
+		return 0, r.exceeded
+	}
 	if r.untilError != nil {
 		if r.read >= r.until {
 			return 0, r.untilError
@@ -313,7 +318,7 @@ func (r *boundedReader) Read(p []byte) (int, error) {
 	n, err := r.from.Read(p)
 	if int64(n) > r.remaining {
 		r.read += r.remaining
-		n, r.remaining = int(r.remaining), 0
+		n, r.remaining, r.over = int(r.remaining), 0, true
 		return n, r.exceeded
 	}
 	r.remaining -= int64(n)

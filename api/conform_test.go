@@ -79,7 +79,7 @@ func (c *conformance) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 	response.Body = io.NopCloser(bytes.NewReader(received))
 	if template, operation := c.operation(request); operation == nil {
-		if response.StatusCode < 400 {
+		if rest, found := strings.CutPrefix(request.URL.Path, "/api/v1/"); found && response.StatusCode < 400 && !strings.HasPrefix(rest, "openapi.") {
 			c.t.Errorf("%s %s is answered %d and not documented", request.Method, request.URL.Path, response.StatusCode)
 		}
 	} else if err := c.judge(template, operation, request, sent, response, received); err != nil {

@@ -130,8 +130,8 @@ func (s *Server) sampleQuery(ctx context.Context, in *listSamplesInput) (store.S
 	if in.Wait.Duration > s.limits.WaitTimeout {
 		return store.SampleQuery{}, invalid("query.wait", fmt.Sprintf("must be at most %s", s.limits.WaitTimeout))
 	}
-	if who := stateOf(ctx).caller; in.Consumer != "" && who.role == RoleViewer {
-		return store.SampleQuery{}, newProblem(http.StatusForbidden, kindForbidden, "role viewer may read samples without naming a consumer only")
+	if who := stateOf(ctx).caller; in.Consumer != "" && who.role != "" && who.role != RoleTrainer {
+		return store.SampleQuery{}, newProblem(http.StatusForbidden, kindForbidden, fmt.Sprintf("role %s may read samples only without naming a consumer, which would note their delivery", who.role))
 	}
 	query := store.SampleQuery{
 		RunID: in.Run, Consumer: in.Consumer, After: store.Cursor(in.After), Limit: in.Limit,
