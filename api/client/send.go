@@ -101,7 +101,15 @@ func try[T any](ctx context.Context, c *Client, k *call) (answer T, err error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	response, err := c.send(ctx, k)
+	var body io.ReadCloser
+	if k.body != nil {
+		if body, err = k.body(); err != nil {
+			return answer, err
+		}
+		// The transport closes it as well, but perhaps only after it has returned.
+		defer body.Close()
+	}
+	response, err := c.send(ctx, k, body)
 	if err != nil {
 		return answer, err
 	}
@@ -118,18 +126,13 @@ func try[T any](ctx context.Context, c *Client, k *call) (answer T, err error) {
 	return answer, nil
 }
 
-func (c *Client) send(ctx context.Context, k *call) (*http.Response, error) {
-	var body io.ReadCloser
-	if k.body != nil {
-		opened, err := k.body()
-		if err != nil {
-			return nil, err
-		}
-		body = opened
-	}
-	request, err := http.NewRequestWithContext(ctx, k.method, c.url(k), body)
+func (c *Client) send(ctx context.Context, k *call, body io.ReadCloser) (*http.Response, error) {
+	request, err := http.NewRequestWithContext(ctx, k.method, c.url(k), nil)
 	if err != nil {
 		return nil, fmt.Errorf("making the request: %w", err)
+	}
+	if body != nil {
+		request.Body, request.ContentLength = body, -1
 	}
 	if sized, ok := body.(*sizedBody); ok {
 		request.ContentLength = sized.size
