@@ -27,7 +27,7 @@ type ClassBacklog struct {
 // selectBacklogSQL is one statement, so that all numbers are of one instant.
 const selectBacklogSQL = `
 with run as (
-    select r.run_id, r.pool, greatest(now() - interval '10 minutes', (select min(created_at) from batches b where b.run_id = r.run_id)) as since
+    select r.run_id, r.pool, greatest(now() - interval '10 minutes', (select b.created_at from batches b where b.run_id = r.run_id and b.seq = 1)) as since
     from runs r where r.run_id = $1
 ), live as (
     select s.class, count(*) filter (where s.state = 'dispatched') as pending, count(*) filter (where s.state = 'held') as held,

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -62,6 +63,56 @@ func TestDecisionsOfAFormerOwnerAreRefused(t *testing.T) {
 	events, err = f.RouterEvents(ctx, pool, 10)
 	if err != nil || len(events) != 1 || events[0].Reason != "pressure" {
 		t.Errorf("router events %v, %v", events, err)
+	}
+}
+
+// TestOwnershipWaitsForDecisionsUnderWay: a pool cannot change hands between the
+// check of the epoch and the commit of what was decided under it.
+func TestOwnershipWaitsForDecisionsUnderWay(t *testing.T) {
+	f := newFixture(t, 10)
+	ctx := t.Context()
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	must(t, f.RenewPool(ctx, pool, f.epoch, 0))
+	blocker := f.conn()
+	_, err := blocker.Exec(ctx, `begin`)
+	must(t, err)
+	_, err = blocker.Exec(ctx, `select from sessions where session_id = $1 for update`, id)
+	must(t, err)
+	recorded, acquired := make(chan error, 1), make(chan error, 1)
+	record := f.admit(id, 0, "w1")
+	go func() { recorded <- f.RecordDecisions(ctx, pool, f.epoch, []store.DecisionRecord{record}) }()
+	f.waitForLockWaiters(1)
+	go func() {
+		_, _, err := f.AcquirePool(ctx, pool, "another", 60)
+		acquired <- err
+	}()
+	f.waitForLockWaiters(2)
+	select {
+	case <-acquired:
+		t.Error("the pool changed hands under decisions that were being written")
+	default:
+	}
+	_, err = blocker.Exec(ctx, `commit`)
+	must(t, err)
+	must(t, <-recorded)
+	must(t, <-acquired)
+	if err := f.RecordDecisions(ctx, pool, f.epoch, []store.DecisionRecord{f.hold(id, 0, router.AtCap)}); !errors.Is(err, store.ErrFenced) {
+		t.Errorf("after the pool changed hands: %v", err)
+	}
+}
+
+// waitForLockWaiters returns once that many statements wait for a lock, or fails.
+func (f *fixture) waitForLockWaiters(n int) {
+	f.t.Helper()
+	conn := f.conn()
+	deadline := time.Now().Add(patience)
+	for waiting := -1; waiting < n; {
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%d statements wait for a lock, want %d", waiting, n)
+		}
+		must(f.t, conn.QueryRow(f.t.Context(),
+			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database()`).Scan(&waiting))
 	}
 }
 

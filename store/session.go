@@ -116,8 +116,13 @@ from sessions s join tasks t using (task_id) left join samples m using (session_
 
 	selectSessionSQL = sessionColumns + ` where s.session_id = $1`
 
-	selectSessionsSQL = sessionColumns + ` join batches b on b.batch_id = s.batch_id
-where b.run_id = $1 and ($2::uuid is null or b.batch_id = $2) and ($3::uuid is null or s.task_id = $3)
+	// What is asked of sessions under way is answered from their own small index,
+	// not by walking through all that were ever released.
+	selectSessionsSQL     = sessionColumns + ` join batches b on b.batch_id = s.batch_id where` + sessionFilter
+	selectLiveSessionsSQL = sessionColumns + ` join batches b on b.batch_id = s.batch_id
+where s.live and s.run_id = $1 and s.pool = (select pool from runs where run_id = $1) and` + sessionFilter
+
+	sessionFilter = ` b.run_id = $1 and ($2::uuid is null or b.batch_id = $2) and ($3::uuid is null or s.task_id = $3)
   and ($4 = '' or s.class = $4) and ($5 = '' or s.state = $5)
   and ($6::uuid is null or (b.seq, s.dispatch_ordinal) > (
         select ab.seq, a.dispatch_ordinal from sessions a join batches ab using (batch_id) where a.session_id = $6))
@@ -188,7 +193,12 @@ func parseStatus(text string) (router.EndStatus, error) {
 
 // Sessions lists sessions of a run.
 func (s *Store) Sessions(ctx context.Context, query SessionQuery) ([]Session, error) {
-	rows, err := s.pool.Query(ctx, selectSessionsSQL, query.RunID, query.BatchID, query.TaskID, query.Class, string(query.State), query.After, pageLimit(query.Limit))
+	sql := selectSessionsSQL
+	switch query.State {
+	case SessionDispatched, SessionHeld, SessionActive:
+		sql = selectLiveSessionsSQL
+	}
+	rows, err := s.pool.Query(ctx, sql, query.RunID, query.BatchID, query.TaskID, query.Class, string(query.State), query.After, pageLimit(query.Limit))
 	if err != nil {
 		return nil, fmt.Errorf("listing the sessions of run %s: %w", query.RunID, err)
 	}
