@@ -45,6 +45,10 @@ type Instance struct {
 	params Params
 	cost   stepCost
 	cache  cache
+	// host is the second tier, nil without one; courier is the request in whose
+	// name blocks are put there.
+	host    *cache
+	courier request
 
 	now int64
 	// boundary and stepEnd are picoseconds after origin: where the last step
@@ -57,8 +61,12 @@ type Instance struct {
 
 	waiting    requestList // in the order in which they are to be scheduled
 	running    requestList // in the order in which they were admitted
-	prefilling []*request  // those of running that do not decode yet
+	prefilling []*request  // those of running whose context is being computed, in the same order
 	decoding   finishHeap
+	loading    []*request // those of running whose blocks come from host memory, by landing time
+	// linkFree is when the link from host memory has moved all it was asked to,
+	// in picoseconds after origin.
+	linkFree int64
 	// blocked says that the head of waiting can't be admitted before something
 	// ends: while the others decode, blocks only become scarcer.
 	blocked bool
@@ -75,7 +83,9 @@ type Instance struct {
 	pending []Event // from a step that NextEvent started
 	spare   *request
 	nextSeq uint64
-	total   counters
+	// admissions counts requests moved into the batch.
+	admissions uint64
+	total      counters
 }
 
 // counters are the cumulative figures of Stats.
@@ -102,6 +112,10 @@ func New(p Params, sink CacheSink) (*Instance, error) {
 		byID:   make(map[uint64]*request),
 	}
 	in.cache.publish = in.publish
+	if p.HostBlocks > 0 {
+		host := newCache(TierHost, p.BlockTokens, p.HostBlocks, sink)
+		in.host = &host
+	}
 	return in, nil
 }
 
@@ -163,6 +177,9 @@ func (in *Instance) Abort(id uint64) bool {
 // blocks they hold, which nobody will find any more, not even when they end.
 func (in *Instance) ResetCache() {
 	in.cache.reset()
+	if in.host != nil {
+		in.host.reset()
+	}
 	for r := in.running.first; r != nil; r = r.next {
 		r.leaf = nil
 	}
@@ -209,7 +226,7 @@ func (in *Instance) Progress(id uint64) (Progress, bool) {
 	switch r.state {
 	case Waiting:
 		p.PromptTokens = 0
-	case Prefilling:
+	case Prefilling, Loading:
 		p.PromptTokens = min(r.scheduled, r.PromptTokens)
 	case Decoding:
 		p.OutputTokens = in.generated(r)
@@ -220,13 +237,15 @@ func (in *Instance) Progress(id uint64) (Progress, bool) {
 // Stats is the state of an instance at Now. Block counts add up:
 // Free + Idle + Pinned + Private = Total.
 type Stats struct {
-	Waiting, Prefilling, Decoding int
+	Waiting, Prefilling, Decoding, Loading int
 
 	TotalBlocks int
 	FreeBlocks  int
 	// IdleBlocks are cached and evictable, PinnedBlocks cached and held by
 	// running requests, PrivateBlocks held by a running request and not cached.
 	IdleBlocks, PinnedBlocks, PrivateBlocks int
+	// HostBlocks are cached in host memory.
+	HostBlocks int
 
 	// Cumulative. PromptTokens and CachedTokens count a request when it is first
 	// scheduled; ComputedTokens counts prefill work, RecomputedTokens the part
@@ -247,7 +266,7 @@ func (s Stats) UsedBlocks() int { return s.PinnedBlocks + s.PrivateBlocks }
 func (s Stats) CachedBlocks() int { return s.PinnedBlocks + s.IdleBlocks }
 
 // Running is the number of requests that hold blocks.
-func (s Stats) Running() int { return s.Prefilling + s.Decoding }
+func (s Stats) Running() int { return s.Prefilling + s.Decoding + s.Loading }
 
 // Stats reports the state at Now.
 func (in *Instance) Stats() Stats {
@@ -255,8 +274,8 @@ func (in *Instance) Stats() Stats {
 	if in.inStep {
 		busy += in.now - in.origin - in.boundary/1000
 	}
-	return Stats{
-		Waiting: in.waiting.size, Prefilling: len(in.prefilling), Decoding: len(in.decoding),
+	s := Stats{
+		Waiting: in.waiting.size, Prefilling: len(in.prefilling), Decoding: len(in.decoding), Loading: len(in.loading),
 		TotalBlocks: in.cache.total, FreeBlocks: in.cache.free, IdleBlocks: in.cache.idle,
 		PinnedBlocks: in.cache.pinned, PrivateBlocks: in.cache.private,
 		PromptTokens: in.total.prompt, CachedTokens: in.total.cached, HostTokens: in.total.host,
@@ -264,6 +283,10 @@ func (in *Instance) Stats() Stats {
 		Submitted: in.total.submitted, Finished: in.total.finished, Aborted: in.total.aborted,
 		Preemptions: in.total.preemptions, Steps: in.steps, BusyNanos: busy,
 	}
+	if in.host != nil {
+		s.HostBlocks = in.host.idle
+	}
+	return s
 }
 
 func (in *Instance) enqueue(r *request) {
@@ -302,6 +325,9 @@ func (in *Instance) generated(r *request) int {
 
 // publish commits the full blocks that r has computed.
 func (in *Instance) publish(r *request) {
+	if r.state == Loading {
+		return
+	}
 	full := in.contextTokens(r) / in.params.BlockTokens
 	if full > r.committed && r.Chain != nil && !r.detached && r.epoch == in.cache.epoch {
 		in.cache.commit(r, full)
@@ -311,13 +337,17 @@ func (in *Instance) publish(r *request) {
 // leave takes a running request out of the batch and releases its blocks.
 func (in *Instance) leave(r *request) {
 	in.publish(r)
+	in.keepOnHost(r)
 	context := in.contextTokens(r)
 	r.generated = in.generated(r)
-	if r.state == Decoding {
+	switch r.state {
+	case Decoding:
 		in.decoding.remove(r)
 		in.growth[in.growthIndex(r)]--
 		in.kvTokens -= int64(context)
-	} else {
+	case Loading:
+		in.loading = remove(in.loading, r)
+	default:
 		in.prefilling = remove(in.prefilling, r)
 	}
 	in.running.remove(r)

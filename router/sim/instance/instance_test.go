@@ -11,31 +11,41 @@ import (
 
 // sinkModel keeps the set of cached blocks that notifications describe.
 type sinkModel struct {
-	t      *rapid.T
-	blocks map[oracleKey]bool
+	t            *rapid.T
+	blocks, host map[oracleKey]bool
 }
 
-func (m *sinkModel) BlocksStored(_ Tier, chain uint64, from, to int) {
+func (m *sinkModel) tier(tier Tier) map[oracleKey]bool {
+	if tier == TierHost {
+		return m.host
+	}
+	return m.blocks
+}
+
+func (m *sinkModel) BlocksStored(tier Tier, chain uint64, from, to int) {
 	for i := from; i < to; i++ {
 		k := oracleKey{chain, i}
-		if m.blocks[k] {
-			m.t.Fatalf("block %v stored twice", k)
+		if m.tier(tier)[k] {
+			m.t.Fatalf("%v block %v stored twice", tier, k)
 		}
-		m.blocks[k] = true
+		m.tier(tier)[k] = true
 	}
 }
 
-func (m *sinkModel) BlocksRemoved(_ Tier, chain uint64, from, to int) {
+func (m *sinkModel) BlocksRemoved(tier Tier, chain uint64, from, to int) {
 	for i := from; i < to; i++ {
 		k := oracleKey{chain, i}
-		if !m.blocks[k] {
-			m.t.Fatalf("block %v removed but not stored", k)
+		if !m.tier(tier)[k] {
+			m.t.Fatalf("%v block %v removed but not stored", tier, k)
 		}
-		delete(m.blocks, k)
+		delete(m.tier(tier), k)
 	}
 }
 
-func (m *sinkModel) AllCleared() { clear(m.blocks) }
+func (m *sinkModel) AllCleared() {
+	clear(m.blocks)
+	clear(m.host)
+}
 
 func drawParams(t *rapid.T) Params {
 	size := rapid.SampledFrom([]int{1, 4, 16}).Draw(t, "blockTokens")
@@ -52,6 +62,10 @@ func drawParams(t *rapid.T) Params {
 		PrefillTokenNanos:     rapid.Float64Range(0, 2).Draw(t, "prefill"),
 		PrefillDoublingTokens: rapid.SampledFrom([]int{0, 50}).Draw(t, "doubling"),
 		PriorityScheduling:    rapid.Bool().Draw(t, "priority"),
+	}
+	if rapid.Bool().Draw(t, "offload") {
+		p.HostBlocks = rapid.IntRange(1, 150).Draw(t, "hostBlocks")
+		p.HostBlocksPerSecond = rapid.Float64Range(1e7, 1e9).Draw(t, "hostBlocksPerSecond")
 	}
 	return p
 }
@@ -90,7 +104,7 @@ type world struct {
 
 func newWorld(t *rapid.T) *world {
 	p := drawParams(t)
-	w := &world{t: t, p: p, or: newOracle(p), sink: &sinkModel{t, map[oracleKey]bool{}}, chains: drawChains(t, p), ended: map[uint64]int{}}
+	w := &world{t: t, p: p, or: newOracle(p), sink: &sinkModel{t, map[oracleKey]bool{}, map[oracleKey]bool{}}, chains: drawChains(t, p), ended: map[uint64]int{}}
 	in, err := New(p, w.sink)
 	if err != nil {
 		t.Fatal(err)
@@ -146,7 +160,9 @@ func (w *world) check() {
 	t, in, o := w.t, w.in, w.or
 	in.PublishDecoded()
 	for _, x := range o.running {
-		o.commit(x)
+		if x.readyAt == 0 {
+			o.commit(x)
+		}
 	}
 	s := in.Stats()
 	if s.FreeBlocks+s.IdleBlocks+s.PinnedBlocks+s.PrivateBlocks != s.TotalBlocks {
@@ -160,6 +176,9 @@ func (w *world) check() {
 	}
 	if s.Running() != len(o.running) || s.Waiting != len(o.waiting) {
 		t.Fatalf("running %d waiting %d, oracle has %d and %d", s.Running(), s.Waiting, len(o.running), len(o.waiting))
+	}
+	if s.HostBlocks != len(o.host) || len(w.sink.host) != len(o.host) {
+		t.Fatalf("%d blocks on the host, the sink knows %d, oracle has %d", s.HostBlocks, len(w.sink.host), len(o.host))
 	}
 	if len(w.sink.blocks) != len(o.cached) {
 		t.Fatalf("sink knows %d blocks, oracle caches %d", len(w.sink.blocks), len(o.cached))
@@ -264,6 +283,9 @@ func TestAgreesWithStepByStepOracle(t *testing.T) {
 		w.in.ResetCache()
 		if n := w.in.cache.segmentCount; n != 0 {
 			t.Fatalf("%d segments leaked", n)
+		}
+		if w.in.host != nil && w.in.host.segmentCount != 0 {
+			t.Fatalf("%d host segments leaked", w.in.host.segmentCount)
 		}
 	})
 }

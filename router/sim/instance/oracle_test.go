@@ -23,6 +23,8 @@ type oracle struct {
 	byID     map[uint64]*oracleRequest
 	seq      uint64
 	events   []Event
+	host     []oracleKey // in the order of eviction
+	linkFree int64       // picoseconds
 }
 
 type oracleKey struct {
@@ -53,6 +55,7 @@ type oracleRequest struct {
 	submitted int64
 	scheduled int64
 	preempted int
+	readyAt   int64 // of a load, 0 without one
 }
 
 func newOracle(p Params) *oracle {
@@ -99,7 +102,7 @@ func (o *oracle) abort(id uint64) {
 
 func (o *oracle) reset() {
 	o.free += len(o.idle)
-	o.idle = nil
+	o.idle, o.host = nil, nil
 	o.cached = map[oracleKey]*oracleBlock{}
 	o.epoch++
 }
@@ -116,13 +119,70 @@ func without(list []*oracleRequest, x *oracleRequest) []*oracleRequest {
 
 // leave releases all of x's blocks, the last first.
 func (o *oracle) leave(x *oracleRequest) {
-	o.commit(x)
+	if x.readyAt == 0 {
+		o.commit(x)
+	}
+	o.keepOnHost(x)
 	o.running = without(o.running, x)
 	for i := len(x.blocks) - 1; i >= 0; i-- {
 		o.unref(x.blocks[i])
 	}
 	x.blocks, x.committed, x.kv = nil, 0, 0
-	x.writer, x.inBatch = false, false
+	x.writer, x.inBatch, x.readyAt = false, false, 0
+}
+
+// keepOnHost puts x's cached blocks at the young end of the host's order.
+func (o *oracle) keepOnHost(x *oracleRequest) {
+	if x.epoch != o.epoch || o.p.HostBlocks == 0 {
+		return
+	}
+	n := min(x.committed, o.p.HostBlocks)
+	mine := map[oracleKey]bool{}
+	for i := range n {
+		mine[o.key(x.Chain, i)] = true
+	}
+	var others []oracleKey
+	for _, k := range o.host {
+		if !mine[k] {
+			others = append(others, k)
+		}
+	}
+	if over := len(others) + n - o.p.HostBlocks; over > 0 {
+		others = others[over:]
+	}
+	for i := n - 1; i >= 0; i-- {
+		others = append(others, o.key(x.Chain, i))
+	}
+	o.host = others
+}
+
+func (o *oracle) hostHit(ch *Chain, tokens int) int {
+	has := map[oracleKey]bool{}
+	for _, k := range o.host {
+		has[k] = true
+	}
+	n := 0
+	for ch != nil && n < (tokens-1)/o.p.BlockTokens && has[o.key(ch, n)] {
+		n++
+	}
+	return n
+}
+
+// land ends the loads that are complete, in the order in which they began.
+func (o *oracle) land() {
+	for {
+		var first *oracleRequest
+		for _, x := range o.running {
+			if x.readyAt > 0 && x.readyAt <= o.boundary && (first == nil || x.readyAt < first.readyAt) {
+				first = x
+			}
+		}
+		if first == nil {
+			return
+		}
+		first.readyAt = 0
+		o.commit(first)
+	}
 }
 
 func (o *oracle) unref(b *oracleBlock) {
@@ -162,7 +222,7 @@ func (o *oracle) grow(x *oracleRequest, kv int) {
 		o.free--
 		x.blocks = append(x.blocks, &oracleBlock{refs: 1})
 	}
-	if x.prefill {
+	if x.prefill && x.readyAt == 0 {
 		o.commit(x)
 	}
 }
@@ -190,7 +250,7 @@ func (o *oracle) hit(ch *Chain, tokens int) []*oracleBlock {
 	for i := 0; ch != nil && i < (tokens-1)/o.p.BlockTokens; i++ {
 		k := o.key(ch, i)
 		for _, x := range o.running {
-			if x.writer && x.epoch == o.epoch && x.Chain.ID == k.chain {
+			if x.writer && x.epoch == o.epoch && x.Chain.ID == k.chain && x.readyAt == 0 {
 				o.commit(x)
 			}
 		}
@@ -236,8 +296,9 @@ func (o *oracle) runnable() bool {
 	return len(o.running)+len(o.waiting) > 0
 }
 
-func (o *oracle) start() {
-	preempted := false
+// start schedules a step and reports whether it preempted somebody.
+func (o *oracle) start() (preempted bool) {
+	o.land()
 	size := o.p.BlockTokens
 	for {
 		need := 0
@@ -268,7 +329,7 @@ func (o *oracle) start() {
 	}
 	var picos int64
 	for _, x := range append([]*oracleRequest{}, o.running...) {
-		if !x.prefill || budget == 0 || o.byID[x.ID] == nil || len(x.blocks) == 0 {
+		if !x.prefill || x.readyAt > 0 || budget == 0 || o.byID[x.ID] == nil || len(x.blocks) == 0 {
 			continue
 		}
 		chunk := min(x.target-x.kv, budget)
@@ -307,8 +368,15 @@ func (o *oracle) start() {
 			}
 		}
 		have := len(found) * size
+		missing := 0
+		if o.p.HostBlocks > 0 {
+			missing = max(o.hostHit(x.Chain, x.target)-len(found), 0)
+		}
+		if missing > o.available()-idle {
+			break
+		}
 		chunk := min(x.target-have, budget)
-		if (have+chunk+size-1)/size-len(found) > o.available()-idle {
+		if missing == 0 && (have+chunk+size-1)/size-len(found) > o.available()-idle {
 			break
 		}
 		o.waiting = o.waiting[1:]
@@ -331,16 +399,29 @@ func (o *oracle) start() {
 		x.blocks = append([]*oracleBlock{}, found...)
 		if x.scheduled < 0 {
 			x.scheduled = (o.boundary + 999) / 1000
-			x.event.CachedTokens = have
+			x.event.CachedTokens, x.event.HostTokens = have+missing*size, missing*size
+		}
+		if missing > 0 {
+			o.linkFree = max(o.linkFree, o.boundary) + int64(missing)*o.cost.loadBlockPicos
+			x.readyAt = o.linkFree
+			o.grow(x, have+missing*size)
+			continue
 		}
 		picos += o.chunk(x, chunk)
 		budget -= chunk
 	}
-	if len(o.running) == 0 {
-		return
+	batch := 0
+	for _, x := range o.running {
+		if x.readyAt == 0 {
+			batch++
+		}
+	}
+	if batch == 0 {
+		return preempted
 	}
 	o.inStep = true
-	o.stepEnd = o.boundary + o.cost.basePicos + int64(len(o.running))*o.cost.perSequencePicos + kv*o.cost.perKVTokenPicos + picos
+	o.stepEnd = o.boundary + o.cost.basePicos + int64(batch)*o.cost.perSequencePicos + kv*o.cost.perKVTokenPicos + picos
+	return preempted
 }
 
 func contains(list []*oracleRequest, x *oracleRequest) bool {
@@ -364,7 +445,7 @@ func (o *oracle) complete() {
 	var ended, joined []*oracleRequest
 	for _, x := range o.running {
 		if x.prefill {
-			if x.kv == x.target {
+			if x.kv == x.target && x.readyAt == 0 {
 				joined = append(joined, x)
 			}
 			continue
@@ -408,9 +489,18 @@ func (o *oracle) advance(to int64) {
 		if o.boundary >= to*1000 || !o.runnable() {
 			break
 		}
-		o.start()
-		if !o.inStep {
-			break
+		if preempted := o.start(); !o.inStep && !preempted {
+			// Only loads are under way: the next one to land is the next thing to happen.
+			next := to * 1000
+			for _, x := range o.running {
+				if x.readyAt > 0 {
+					next = min(next, x.readyAt)
+				}
+			}
+			o.boundary = max(o.boundary, next)
+			if len(o.running) == 0 {
+				break
+			}
 		}
 	}
 	if !o.inStep {

@@ -24,6 +24,9 @@ type Params struct {
 	BlockTokens int
 	// CapacityBlocks is the number of blocks in the device's KV cache.
 	CapacityBlocks int
+	// BlockBytes is the size of a block over all devices of the instance. Only
+	// WithHostTier reads it.
+	BlockBytes int
 	// MaxContextTokens bounds prompt plus output of one request.
 	MaxContextTokens int
 	// MaxSequences bounds the requests that run at the same time (max_num_seqs).
@@ -45,11 +48,26 @@ type Params struct {
 	// as much as the first one; 0 means that the cost does not grow.
 	PrefillDoublingTokens int
 
+	// HostBlocks is the capacity of a second cache tier in host memory, 0 for none.
+	// What a request leaves behind is copied there at no cost in time; blocks
+	// that are missing on the device are loaded from it.
+	HostBlocks int
+	// HostBlocksPerSecond is the bandwidth of loading, shared by all loads in turn.
+	HostBlocksPerSecond float64
+
 	// PriorityScheduling orders the waiting queue by Request.Priority (lower
 	// first), then by arrival, and preempts the request that is last in that
 	// order. Without it the queue is first come, first served and the request
 	// admitted last is preempted first.
 	PriorityScheduling bool
+}
+
+// WithHostTier returns the parameters with a host memory tier of a size in bytes
+// and a loading bandwidth in bytes per second, both over all devices of the instance.
+func (p Params) WithHostTier(bytes, bytesPerSecond float64) Params {
+	p.HostBlocks = int(bytes / float64(p.BlockBytes))
+	p.HostBlocksPerSecond = bytesPerSecond / float64(p.BlockBytes)
+	return p
 }
 
 var errParams = errors.New("invalid engine parameters")
@@ -96,6 +114,12 @@ func (p Params) Validate() error {
 	if p.PrefillDoublingTokens < 0 {
 		return fmt.Errorf("%w: PrefillDoublingTokens = %d is negative", errParams, p.PrefillDoublingTokens)
 	}
+	if p.HostBlocks < 0 || p.HostBlocks > math.MaxInt32 {
+		return fmt.Errorf("%w: HostBlocks = %d, want 0 to %d", errParams, p.HostBlocks, math.MaxInt32)
+	}
+	if p.HostBlocks > 0 && !(p.HostBlocksPerSecond >= 1 && p.HostBlocksPerSecond <= 1e12) {
+		return fmt.Errorf("%w: HostBlocksPerSecond = %v, want 1 to 1e12", errParams, p.HostBlocksPerSecond)
+	}
 	longest := p.stepCost().step(p.MaxSequences, int64(p.CapacityBlocks)*int64(p.BlockTokens)) +
 		p.stepCost().prefill(0, p.MaxContextTokens)
 	if longest > maxStepPicos {
@@ -117,6 +141,7 @@ type stepCost struct {
 	perTokenPicos    int64
 	// perSquareFemtos is the cost of one unit of b*b-a*a.
 	perSquareFemtos int64
+	loadBlockPicos  int64
 }
 
 func (p Params) stepCost() stepCost {
@@ -126,6 +151,9 @@ func (p Params) stepCost() stepCost {
 		perSequencePicos: picos(p.StepPerSequenceNanos),
 		perKVTokenPicos:  picos(p.StepPerKVTokenNanos),
 		perTokenPicos:    picos(p.PrefillTokenNanos),
+	}
+	if p.HostBlocks > 0 {
+		c.loadBlockPicos = int64(math.Round(1e12 / p.HostBlocksPerSecond))
 	}
 	if p.PrefillDoublingTokens > 0 {
 		c.perSquareFemtos = int64(math.Round(p.PrefillTokenNanos * 1e6 / (2 * float64(p.PrefillDoublingTokens))))

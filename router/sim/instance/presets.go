@@ -8,6 +8,7 @@ func QwenLike() Params {
 		Name:                  "qwen",
 		BlockTokens:           16,
 		CapacityBlocks:        138_750, // 2.22 M tokens
+		BlockBytes:            1_485_000,
 		MaxContextTokens:      131_072,
 		MaxSequences:          256,
 		MaxBatchedTokens:      8_192,
@@ -27,6 +28,7 @@ func StepLike() Params {
 		Name:                  "step",
 		BlockTokens:           16,
 		CapacityBlocks:        375_000, // 6.0 M tokens
+		BlockBytes:            1_580_000,
 		MaxContextTokens:      131_072,
 		MaxSequences:          512,
 		MaxBatchedTokens:      8_192,

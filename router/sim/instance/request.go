@@ -83,6 +83,8 @@ const (
 	Prefilling
 	// Decoding: it gets one token a step.
 	Decoding
+	// Loading: part of its context is on its way from host memory.
+	Loading
 )
 
 func (s State) String() string {
@@ -93,6 +95,8 @@ func (s State) String() string {
 		return "prefilling"
 	case Decoding:
 		return "decoding"
+	case Loading:
+		return "loading"
 	}
 	return "unknown"
 }
@@ -100,8 +104,10 @@ func (s State) String() string {
 // request is the engine's record of a Request.
 type request struct {
 	Request
-	seq   uint64 // order of submission
-	state State
+	seq uint64 // order of submission
+	// admission is the place in the running list, counted from 1 on.
+	admission uint64
+	state     State
 	// generated is the number of tokens produced when the state last changed.
 	generated int
 	// target is how many tokens of context prefill must compute: the prompt and
@@ -127,7 +133,9 @@ type request struct {
 	scheduledAt  int64
 	firstTokenAt int64
 	cachedTokens int
+	hostTokens   int
 	preemptions  int
+	readyAt      int64 // when its load lands, picoseconds after Instance.origin
 
 	prev, next *request // neighbours in the running or the waiting list
 }
@@ -142,7 +150,7 @@ func (r *request) before(o *request) bool {
 
 func (r *request) event(kind EventKind, at int64) Event {
 	e := Event{
-		Kind: kind, At: at, ID: r.ID, CachedTokens: r.cachedTokens, OutputTokens: r.generated,
+		Kind: kind, At: at, ID: r.ID, CachedTokens: r.cachedTokens, HostTokens: r.hostTokens, OutputTokens: r.generated,
 		QueueNanos: r.scheduledAt - r.submittedAt, Preemptions: r.preemptions,
 	}
 	if r.firstTokenAt >= 0 {

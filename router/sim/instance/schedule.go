@@ -16,6 +16,7 @@ func (in *Instance) Advance(to int64, out []Event) []Event {
 		in.origin = in.now
 		in.boundary -= shift
 		in.stepEnd -= shift
+		in.shiftLoads(shift)
 		span := min(to-in.now, maxAdvanceNanos)
 		out = in.advance(span*1000, out)
 		in.now += span
@@ -34,6 +35,13 @@ func (in *Instance) advance(horizon int64, out []Event) []Event {
 		if in.boundary >= horizon || !in.runnable() {
 			break
 		}
+		if in.onlyLoading() {
+			// Nothing to compute before the first load lands.
+			in.boundary = max(in.boundary, min(in.loading[0].readyAt, horizon))
+			if in.boundary >= horizon {
+				break
+			}
+		}
 		if in.homogeneous() && in.leap(horizon) {
 			out = in.finishDecoded(out)
 			continue
@@ -51,11 +59,15 @@ func (in *Instance) advance(horizon int64, out []Event) []Event {
 // step that is due at Now, so ask after the submissions of the instant.
 func (in *Instance) NextEvent() (int64, bool) {
 	if len(in.pending) == 0 && !in.inStep && in.runnable() {
-		in.pending = in.startStep(in.pending)
+		if !in.onlyLoading() || in.loading[0].readyAt <= in.boundary {
+			in.pending = in.startStep(in.pending)
+		}
 	}
 	switch {
 	case len(in.pending) > 0:
 		return in.now, true
+	case !in.inStep && in.runnable() && in.onlyLoading():
+		return in.nanos(in.loading[0].readyAt), true
 	case !in.inStep:
 		return 0, false
 	case !in.homogeneous():
@@ -65,8 +77,8 @@ func (in *Instance) NextEvent() (int64, bool) {
 	if k > 0 && in.pause == PauseAll {
 		return 0, false
 	}
-	k = in.stepsWithinBlocks(k)
 	first, growth := in.decodeCost()
+	k = in.stepsBeforeLanding(in.stepEnd, first, growth, in.stepsWithinBlocks(k))
 	return in.nanos(in.stepEnd + sumSteps(first, growth, k)), true
 }
 
@@ -90,7 +102,8 @@ func (in *Instance) runnable() bool {
 	return in.running.size > 0 || in.waiting.size > 0 && !in.blocked
 }
 
-// homogeneous says that until something ends every step decodes the same requests.
+// homogeneous says that until something ends, or a load lands, every step
+// decodes the same requests.
 func (in *Instance) homogeneous() bool {
 	return len(in.prefilling) == 0 && len(in.decoding) > 0 &&
 		(in.waiting.size == 0 || in.blocked || in.pause != Running)
@@ -108,6 +121,7 @@ func (in *Instance) decodeCost() (first, growth int64) {
 func (in *Instance) leap(horizon int64) bool {
 	first, growth := in.decodeCost()
 	k := in.stepsWithinBlocks(in.decoding[0].finishStep - in.steps)
+	k = in.stepsBeforeLanding(in.boundary, first, growth, k)
 	k = stepsWithin(first, growth, horizon-in.boundary, k)
 	if k == 0 {
 		return false
@@ -169,6 +183,7 @@ func (in *Instance) growthNow() int {
 // startStep schedules one step at the boundary: a token for each decoding
 // request, then chunks of the prompts being prefilled, then admissions.
 func (in *Instance) startStep(out []Event) []Event {
+	in.land()
 	preempted := false
 	for len(in.decoding) > 0 && in.growth[in.growthNow()] > in.cache.available() {
 		out = in.preempt(out)
@@ -182,21 +197,18 @@ func (in *Instance) startStep(out []Event) []Event {
 	in.kvTokens += int64(len(in.decoding))
 	budget := in.params.MaxBatchedTokens - len(in.decoding)
 	var prefillPicos int64
-	for i := 0; i < len(in.prefilling) && budget > 0; {
-		r := in.prefilling[i]
+	for r := in.prefillingAfter(0); r != nil && budget > 0; r = in.prefillingAfter(r.admission) {
 		chunk := min(r.target-r.scheduled, budget)
 		need := blocksFor(r.scheduled+chunk, in.params.BlockTokens) - blocksFor(r.scheduled, in.params.BlockTokens)
 		for need > in.cache.available() && r.state == Prefilling {
 			out = in.preempt(out)
 			preempted = true
 		}
-		if r.state != Prefilling {
-			continue
+		if r.state == Prefilling {
+			in.cache.allocate(need)
+			prefillPicos += in.compute(r, chunk)
+			budget -= chunk
 		}
-		in.cache.allocate(need)
-		prefillPicos += in.compute(r, chunk)
-		budget -= chunk
-		i++
 	}
 	if !preempted && in.pause == Running {
 		prefillPicos += in.admit(budget)
@@ -204,10 +216,23 @@ func (in *Instance) startStep(out []Event) []Event {
 	n := len(in.decoding) + len(in.prefilling)
 	if n == 0 {
 		in.inStep = false
+		// What is left are loads; a landing changes what fits.
+		in.blocked = in.blocked || !preempted
 		return out
 	}
 	in.stepEnd = in.boundary + in.cost.step(n, in.kvTokens-int64(len(in.decoding))) + prefillPicos
 	return out
+}
+
+// prefillingAfter is the request in prefill that was admitted next after another
+// one, which may have left since.
+func (in *Instance) prefillingAfter(admission uint64) *request {
+	for _, r := range in.prefilling {
+		if r.admission > admission {
+			return r
+		}
+	}
+	return nil
 }
 
 // admit moves requests from the waiting queue into the batch as long as tokens,
@@ -225,28 +250,63 @@ func (in *Instance) admit(budget int) int64 {
 		h := in.cache.lookup(r.Chain, (r.target-1)/size)
 		chunk := min(r.target-h.blocks*size, budget)
 		need := blocksFor(h.blocks*size+chunk, size) - h.blocks
-		if need > in.cache.available()-h.idle {
-			in.blocked = !in.cache.growing(r.Chain, (r.target-1)/size)
+		onHost := in.hostHit(r)
+		room := in.cache.available() - h.idle
+		if onHost > h.blocks && onHost-h.blocks <= room {
+			in.startLoad(r, h, onHost-h.blocks)
+			continue
+		}
+		if onHost > h.blocks || need > room {
+			in.blocked = !in.mayFitLater(r, h.blocks, onHost)
 			break
 		}
-		in.waiting.remove(r)
-		in.running.pushBack(r)
-		in.prefilling = append(in.prefilling, r)
-		in.cache.attach(r, h)
-		in.claimChain(r)
-		in.cache.allocate(need)
+		in.start(r, h, need)
 		r.state = Prefilling
 		r.scheduled = h.blocks * size
-		if r.scheduledAt < 0 {
-			r.scheduledAt = in.nanos(in.boundary)
-			r.cachedTokens = r.scheduled
-			in.total.prompt += int64(r.PromptTokens)
-			in.total.cached += int64(r.cachedTokens)
-		}
+		in.prefilling = append(in.prefilling, r)
+		in.countStart(r, h.blocks, 0)
 		picos += in.compute(r, chunk)
 		budget -= chunk
 	}
 	return picos
+}
+
+// mayFitLater says whether r, for which there is no room, may find some before
+// anything ends. Else decoding only makes blocks scarcer: what r would hit
+// shrinks no faster than what is available, and what it needs does not shrink.
+func (in *Instance) mayFitLater(r *request, onDevice, onHost int) bool {
+	if onHost > 0 && onHost <= onDevice {
+		// Once its blocks on the device are evicted r will load them, which takes
+		// less room at first than computing.
+		return true
+	}
+	return in.cache.growing(r.Chain, (r.target-1)/in.params.BlockTokens)
+}
+
+// start moves the head of the waiting queue among the running requests, with the blocks
+// of its hit and some new ones.
+func (in *Instance) start(r *request, h hit, newBlocks int) {
+	in.waiting.remove(r)
+	in.running.pushBack(r)
+	in.admissions++
+	r.admission = in.admissions
+	in.cache.attach(r, h)
+	in.claimChain(r)
+	in.cache.allocate(newBlocks)
+}
+
+// countStart keeps what a request found in the caches when it was first scheduled.
+func (in *Instance) countStart(r *request, deviceBlocks, hostBlocks int) {
+	if r.scheduledAt >= 0 {
+		return
+	}
+	size := in.params.BlockTokens
+	r.scheduledAt = in.nanos(in.boundary)
+	r.cachedTokens = (deviceBlocks + hostBlocks) * size
+	r.hostTokens = hostBlocks * size
+	in.total.prompt += int64(r.PromptTokens)
+	in.total.cached += int64(r.cachedTokens)
+	in.total.host += int64(r.hostTokens)
 }
 
 // claimChain makes r the one that appends to its chain. If another request
