@@ -56,8 +56,12 @@ seconds, lengths are tokens, rates are per simulated minute or second as named.`
 			func(ctx context.Context, o experiment.Options) (textResult, error) {
 				return experiment.Sensitivity(ctx, o)
 			}),
-		newSimExperiment("capacity", "The order of policies with a cache 20 % smaller and larger",
-			func(ctx context.Context, o experiment.Options) (textResult, error) { return experiment.Capacity(ctx, o) }),
+		newSimExperiment("assumptions", "The order of policies with a cache 20 % smaller and larger, and with flat prefill cost",
+			func(ctx context.Context, o experiment.Options) (textResult, error) {
+				return experiment.Assumptions(ctx, o)
+			}),
+		newSimExperiment("offload", "Admission together with a KV tier in host memory",
+			func(ctx context.Context, o experiment.Options) (textResult, error) { return experiment.Offload(ctx, o) }),
 		newSimFigures())
 	return cmd
 }

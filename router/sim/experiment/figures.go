@@ -18,7 +18,7 @@ type Figure struct {
 // Figures runs what the charts of the documentation show and draws them.
 func Figures(ctx context.Context, o Options) ([]Figure, error) {
 	var figures []Figure
-	for _, draw := range []func(context.Context, Options) (Figure, error){gainsFigure, iterationsFigure, capsFigure, curveFigure} {
+	for _, draw := range []func(context.Context, Options) (Figure, error){gainsFigure, iterationsFigure, capsFigure, offloadFigure, curveFigure} {
 		figure, err := draw(ctx, o)
 		if err != nil {
 			return nil, err

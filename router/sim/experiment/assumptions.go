@@ -8,13 +8,14 @@ import (
 	"text/tabwriter"
 
 	"holdfast/router/sim"
+	"holdfast/router/sim/instance"
 	"holdfast/router/sim/policy"
 )
 
-// CapacityRow is one policy with a cache of another size.
-type CapacityRow struct {
+// AssumptionRow is one policy with another engine.
+type AssumptionRow struct {
 	Config         string  `json:"config"`
-	CapacityPct    float64 `json:"capacity_pct"`
+	Assumption     string  `json:"assumption"`
 	Policy         string  `json:"policy"`
 	Ceiling        string  `json:"ceiling,omitempty"`
 	BalancedPerMin float64 `json:"balanced_per_min"`
@@ -24,22 +25,38 @@ type CapacityRow struct {
 	Rank int `json:"rank"`
 }
 
-// CapacityResult shows whether the order of policies depends on the cache size.
-type CapacityResult struct {
-	Rows []CapacityRow `json:"rows"`
+// AssumptionResult shows whether the order of policies depends on figures of the
+// engine that were fitted and not measured.
+type AssumptionResult struct {
+	Rows []AssumptionRow `json:"rows"`
 }
 
-// Capacity compares the main policies with caches of 80, 100 and 120 %. The
-// session ceilings move with the cache.
-func Capacity(ctx context.Context, o Options) (*CapacityResult, error) {
+// assumption changes one figure of the engine; the session ceilings follow by
+// the factor.
+type assumption struct {
+	name    string
+	ceiling float64
+	change  func(*instance.Params)
+}
+
+func cacheOf(share float64) assumption {
+	return assumption{fmt.Sprintf("cache %.0f %%", 100*share), share, func(p *instance.Params) {
+		p.CapacityBlocks = int(float64(p.CapacityBlocks) * share)
+	}}
+}
+
+// Assumptions compares the main policies with caches of 80, 100 and 120 %, and
+// with a prefill whose cost per token does not grow with the position.
+func Assumptions(ctx context.Context, o Options) (*AssumptionResult, error) {
 	setups, err := o.setups()
 	if err != nil {
 		return nil, err
 	}
-	result := &CapacityResult{}
+	flat := assumption{"flat prefill cost", 1, func(p *instance.Params) { p.PrefillDoublingTokens = 0 }}
+	result := &AssumptionResult{}
 	for _, s := range setups {
-		for _, factor := range []float64{0.8, 1, 1.2} {
-			rows, err := o.capacityAt(ctx, s, factor)
+		for _, a := range []assumption{cacheOf(1), cacheOf(0.8), cacheOf(1.2), flat} {
+			rows, err := o.under(ctx, s, a)
 			if err != nil {
 				return nil, err
 			}
@@ -49,14 +66,14 @@ func Capacity(ctx context.Context, o Options) (*CapacityResult, error) {
 	return result, nil
 }
 
-func (o *Options) capacityAt(ctx context.Context, s Setup, factor float64) ([]CapacityRow, error) {
-	runs := o.batch(fmt.Sprintf("%s with %.0f %% of the cache", s.Name, 100*factor))
+func (o *Options) under(ctx context.Context, s Setup, a assumption) ([]AssumptionRow, error) {
+	runs := o.batch(s.Name + ", " + a.name)
 	change := func(c *sim.Config) {
 		for i := range c.Instances {
-			c.Instances[i].CapacityBlocks = int(float64(c.Instances[i].CapacityBlocks) * factor)
+			a.change(&c.Instances[i])
 		}
 	}
-	center := int(math.Round(float64(s.BestSessions)*factor/4)) * 4
+	center := int(math.Round(float64(s.BestSessions)*a.ceiling/4)) * 4
 	list := []candidate{
 		swept("session-ceiling", every(center-8, center+8, 4), policy.SessionCeiling),
 		fixed(policy.Permissive()), fixed(policy.ThunderAgentLike()), fixed(policy.PrimeRLLike()),
@@ -67,9 +84,9 @@ func (o *Options) capacityAt(ctx context.Context, s Setup, factor float64) ([]Ca
 	if err != nil {
 		return nil, err
 	}
-	var rows []CapacityRow
+	var rows []AssumptionRow
 	for i := range best {
-		row := CapacityRow{Config: s.Name, CapacityPct: 100 * factor, Policy: best[i].Policy, Ceiling: best[i].Ceiling,
+		row := AssumptionRow{Config: s.Name, Assumption: a.name, Policy: best[i].Policy, Ceiling: best[i].Ceiling,
 			BalancedPerMin: best[i].BalancedPerMinute, PrefixHit: best[i].PrefixHit, Rank: 1}
 		row.VsSessionPct, _ = gain(&best[i], &best[0])
 		for j := range best {
@@ -111,11 +128,11 @@ func (o *Options) bestOf(ctx context.Context, runs *batch, s Setup, regime Regim
 }
 
 // WriteText prints the ranks.
-func (r *CapacityResult) WriteText(w io.Writer) error {
+func (r *AssumptionResult) WriteText(w io.Writer) error {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	fmt.Fprintln(t, "config\tcache\tpolicy\tceiling\tbal/min\tvs session\thit\trank\t")
+	fmt.Fprintln(t, "config\tassumption\tpolicy\tceiling\tbal/min\tvs session\thit\trank\t")
 	for _, row := range r.Rows {
-		fmt.Fprintf(t, "%s\t%.0f %%\t%s\t%s\t%.2f\t%+.1f %%\t%.3f\t%d\t\n", row.Config, row.CapacityPct, row.Policy, row.Ceiling, row.BalancedPerMin, row.VsSessionPct, row.PrefixHit, row.Rank)
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.2f\t%+.1f %%\t%.3f\t%d\t\n", row.Config, row.Assumption, row.Policy, row.Ceiling, row.BalancedPerMin, row.VsSessionPct, row.PrefixHit, row.Rank)
 	}
 	return t.Flush()
 }
