@@ -374,7 +374,7 @@ func (c *Core) numbersAt(s *session, w *instance) Numbers {
 	} else {
 		n.ReserveBlocks = c.asking(s, w)
 	}
-	if c.classCapped() {
+	if c.cfg.Admission != AdmitAll {
 		share := c.sharesOf(w)[s.class.index]
 		n.ClassCap, n.ClassQuotaBlocks = int(min(share.Cap, math.MaxInt32)), share.QuotaBlocks
 	}

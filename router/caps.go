@@ -22,7 +22,7 @@ func (c *Core) baseCapOf(w *instance) int {
 	if c.cfg.Footprint.FloorByLive && w.protected() > 0 {
 		reference = math.Max(reference, float64(w.liveBlocks)/float64(w.protected()))
 	}
-	return int(min(max(1, float64(w.budgetBlocks)/reference), unbounded))
+	return int(min(max(1, c.cfg.Caps.Margin*float64(w.budgetBlocks)/reference), unbounded))
 }
 
 // relearn is the slow loop: references and base caps follow what sessions turned

@@ -69,7 +69,7 @@ func New(cfg Config) (*Core, error) {
 	return &Core{
 		cfg: cfg,
 		quotaRule: quota.Rule{
-			Time:          cfg.Admission == AdmitSpaceTime,
+			Time:          cfg.Admission != AdmitSpace,
 			FloorPermille: int64(cfg.ClassFloorShare * 1000),
 			Lend:          cfg.Borrow,
 		},

@@ -23,7 +23,8 @@ type Numbers struct {
 	BaseCap, Cap       int
 	Protected, Pending int
 	// ClassCap and ClassProtected are the class's cap and use at the instance, in
-	// sessions; ClassQuotaBlocks is M_{w,b}.
+	// sessions; ClassQuotaBlocks is M_{w,b}. They bind in the modes with classes and
+	// are there for information in AdmitSessions.
 	ClassCap, ClassProtected int
 	ClassQuotaBlocks         int64
 	// ReservedBlocks is the sum of reservations, ReserveBlocks this session's own

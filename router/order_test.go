@@ -126,7 +126,7 @@ func (o *overload) leave(r *rollout) {
 // TestHoldBound checks the bound on hold age under overload, with and without
 // classes and borrowing.
 func TestHoldBound(t *testing.T) {
-	for name, cfg := range map[string]Config{"holdfast": DefaultConfig(), "misa-t": MISAT(), "misa": MISA(), "session-admission": SessionAdmission()} {
+	for name, cfg := range map[string]Config{"holdfast": DefaultConfig(), "misa-t-borrow": MISATBorrow(), "misa-t": MISAT(), "misa": MISA(), "session-admission": SessionAdmission()} {
 		for seed := range uint64(3) {
 			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) {
 				newOverload(t, cfg, seed).run(400)

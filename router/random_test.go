@@ -13,7 +13,7 @@ import (
 // every reservation released.
 func TestRandomStreams(t *testing.T) {
 	variants := map[string]func() Config{
-		"holdfast": DefaultConfig, "misa-t": MISAT, "misa-t-paper": MISATPaper, "misa": MISA,
+		"holdfast": DefaultConfig, "misa-t": MISAT, "misa-t-borrow": MISATBorrow, "misa-t-paper": MISATPaper, "misa": MISA,
 		"session-admission": SessionAdmission, "placement-only": PlacementOnly,
 	}
 	for _, name := range sortedKeys(variants) {
