@@ -165,6 +165,7 @@ func BenchmarkBatchBody(b *testing.B) {
 	text := `{"tasks":[` + strings.TrimSuffix(strings.Repeat(one+",", 1000), ",") + `]}`
 	b.SetBytes(int64(len(text)))
 	b.ReportAllocs()
+	reportCPU(b)
 	for b.Loop() {
 		if _, specs, err := readBody(strings.NewReader(text), defaultLimits()); err != nil || len(specs) != 1000 {
 			b.Fatal(len(specs), err)

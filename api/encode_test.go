@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"math/rand/v2"
+	"syscall"
 	"testing"
 	"time"
 
@@ -72,12 +73,27 @@ func TestEncodingsAgree(t *testing.T) {
 
 const longSampleTokens = 128 << 10
 
+// reportCPU adds processor time to a benchmark: on a busy machine the clock
+// measures the others.
+func reportCPU(b *testing.B) {
+	used := func() float64 {
+		var usage syscall.Rusage
+		if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
+			b.Fatal(err)
+		}
+		return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e6
+	}
+	begin := used()
+	b.Cleanup(func() { b.ReportMetric((used()-begin)/float64(b.N), "cpu-ms/op") })
+}
+
 // BenchmarkEncodeSample writes a page of one sample of 128K tokens.
 func BenchmarkEncodeSample(b *testing.B) {
 	for _, encoding := range []string{encodingJSON, encodingPacked} {
 		b.Run(encoding, func(b *testing.B) {
 			sample := longSample(longSampleTokens)
 			b.ReportAllocs()
+			reportCPU(b)
 			size := 0
 			for b.Loop() {
 				size = len(encodeSample(b, sample, encoding))
@@ -97,6 +113,7 @@ func BenchmarkDecodeSample(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/%s", encoding, name), func(b *testing.B) {
 				text := encodeSample(b, longSample(longSampleTokens), encoding)
 				b.ReportAllocs()
+				reportCPU(b)
 				for b.Loop() {
 					var page wire.SamplePage
 					if err := decode(text, &page); err != nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"path"
 	"reflect"
 	"slices"
 	"strconv"
@@ -184,12 +185,27 @@ const humaSchemaPrefix = "Huma"
 // document is the OpenAPI document as it is served.
 type document struct{ json, yaml []byte }
 
-// render drops what huma adds for its own errors and renders the document once.
+// render drops what huma adds for its own errors, leaves answers open to members
+// of later versions, and renders the document once.
 func render(api *huma.OpenAPI) (document, error) {
 	schemas := api.Components.Schemas.Map()
 	for name := range schemas {
 		if strings.HasPrefix(name, humaSchemaPrefix) {
 			delete(schemas, name)
+		}
+	}
+	sent := make(map[string]bool)
+	for _, item := range api.Paths {
+		for _, op := range []*huma.Operation{item.Post, item.Put} {
+			if op != nil && op.RequestBody != nil {
+				reach(op.RequestBody.Content[jsonMediaType].Schema, schemas, sent)
+			}
+		}
+	}
+	for name, schema := range schemas {
+		// Requests stay closed: an unknown field of theirs is a mistake.
+		if schema.AdditionalProperties == false && !sent[name] {
+			schema.AdditionalProperties = nil
 		}
 	}
 	asJSON, err := json.MarshalIndent(api, "", "  ")
@@ -201,4 +217,19 @@ func render(api *huma.OpenAPI) (document, error) {
 		return document{}, fmt.Errorf("rendering the OpenAPI document: %w", err)
 	}
 	return document{json: asJSON, yaml: asYAML}, nil
+}
+
+// reach marks the named schemas that a schema refers to.
+func reach(schema *huma.Schema, schemas map[string]*huma.Schema, marked map[string]bool) {
+	if schema == nil {
+		return
+	}
+	if name := path.Base(schema.Ref); schema.Ref != "" && !marked[name] {
+		marked[name] = true
+		reach(schemas[name], schemas, marked)
+	}
+	reach(schema.Items, schemas, marked)
+	for _, property := range schema.Properties {
+		reach(property, schemas, marked)
+	}
 }
