@@ -119,16 +119,21 @@ type bin struct {
 	endings      float64
 }
 
-// ahead is the forecast for a session at a bin's centre.
+// ahead is the forecast for a session at a bin's centre, as of a learning.
 type ahead struct {
+	learned uint64
 	// alive is S(h), tokens the expected footprint S(h) x size.
 	alive, tokens Profile
 }
 
 // Table is the life table of one class. The zero value is not usable; see New.
 type Table struct {
-	cfg   Config
-	bins  [binCount]bin
+	cfg  Config
+	bins [binCount]bin
+	// Since the last Learn: its number, growth in tokens/s and endings per token.
+	learned      uint64
+	pace, hazard [binCount]float64
+	// ahead is worked out for the bins that are asked for.
 	ahead [binCount]ahead
 }
 
@@ -182,8 +187,8 @@ func (t *Table) End(tokens int64) {
 	t.bins[binOf(tokens)].endings++
 }
 
-// Learn brings the forecasts in step with what was seen. It costs some ten
-// microseconds; call it every few seconds, and add profiles up anew after it.
+// Learn brings the forecasts in step with what was seen. Call it every few
+// seconds, and add profiles up anew after it.
 func (t *Table) Learn() {
 	var all bin
 	for i := range t.bins {
@@ -193,32 +198,29 @@ func (t *Table) Learn() {
 	}
 	meanPace := all.growthTokens / max(all.seconds, 1e-9)
 	meanHazard := all.endings / max(all.growthTokens, 1e-9)
-	var pace, hazard [binCount]float64
 	for i := range t.bins {
 		b := &t.bins[i]
-		pace[i] = (b.growthTokens + leanSeconds*meanPace) / (b.seconds + leanSeconds)
-		hazard[i] = (b.endings + leanTokens*meanHazard) / (b.growthTokens + leanTokens)
+		t.pace[i] = (b.growthTokens + leanSeconds*meanPace) / (b.seconds + leanSeconds)
+		t.hazard[i] = (b.endings + leanTokens*meanHazard) / (b.growthTokens + leanTokens)
 	}
-	for i := range t.ahead {
-		t.ahead[i] = t.walk(i, &pace, &hazard)
-	}
+	t.learned++
 }
 
 // walk follows a session from a bin's centre through the bins above.
-func (t *Table) walk(from int, pace, hazard *[binCount]float64) ahead {
-	var a ahead
+func (t *Table) walk(from int) ahead {
+	a := ahead{learned: t.learned}
 	size, alive, elapsed := (float64(from)+0.5)*binTokens, 1.0, 0.0
 	i := from
 	for h := range Points {
 		due := t.cfg.HorizonSeconds * pointShare(h)
-		for elapsed < due && pace[i] > 0 {
-			grown := pace[i] * (due - elapsed)
+		for elapsed < due && t.pace[i] > 0 {
+			grown := t.pace[i] * (due - elapsed)
 			if i < binCount-1 {
 				grown = min(grown, float64(i+1)*binTokens-size)
 			}
-			elapsed += grown / pace[i]
+			elapsed += grown / t.pace[i]
 			size += grown
-			alive *= math.Exp(-hazard[i] * grown)
+			alive *= math.Exp(-t.hazard[i] * grown)
 			if elapsed >= due || i == binCount-1 {
 				break
 			}
@@ -229,6 +231,14 @@ func (t *Table) walk(from int, pace, hazard *[binCount]float64) ahead {
 		a.alive[h], a.tokens[h] = alive, alive*size
 	}
 	return a
+}
+
+// at is the forecast at a bin's centre.
+func (t *Table) at(i int) *ahead {
+	if t.ahead[i].learned != t.learned {
+		t.ahead[i] = t.walk(i)
+	}
+	return &t.ahead[i]
 }
 
 // pointShare is how far ahead point h lies, as a share of the horizon.
@@ -243,7 +253,7 @@ func pointShare(h int) float64 {
 // sharedTokens are counted elsewhere (a group's prompt that a sibling holds).
 func (t *Table) Expect(tokens, sharedTokens int64) Profile {
 	i := binOf(tokens)
-	a := &t.ahead[i]
+	a := t.at(i)
 	offset := float64(tokens-sharedTokens) - (float64(i)+0.5)*binTokens
 	var p Profile
 	for h := range p {

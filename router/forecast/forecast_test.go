@@ -81,7 +81,7 @@ func TestSharedPromptIsLeftOutWhileAlive(t *testing.T) {
 	table := New(DefaultConfig())
 	alone, shared := table.Expect(10_000, 0), table.Expect(10_000, 6_000)
 	for h := range alone {
-		if want := alone[h] - 6_000*table.ahead[binOf(10_000)].alive[h]; math.Abs(shared[h]-want) > 1e-6 {
+		if want := alone[h] - 6_000*table.at(binOf(10_000)).alive[h]; math.Abs(shared[h]-want) > 1e-6 {
 			t.Errorf("point %d: %.1f with a shared prompt, want %.1f", h, shared[h], want)
 		}
 	}
@@ -107,7 +107,7 @@ func TestForecastsStaySane(t *testing.T) {
 		}
 		previous := 1.0
 		for h, v := range p {
-			alive := table.ahead[binOf(tokens)].alive[h]
+			alive := table.at(binOf(tokens)).alive[h]
 			if math.IsNaN(v) || math.IsInf(v, 0) || v < 0 || alive < 0 || alive > previous {
 				t.Fatalf("point %d: %v tokens, alive %v after %v", h, v, alive, previous)
 			}
@@ -129,6 +129,9 @@ func BenchmarkLearn(b *testing.B) {
 	table := New(DefaultConfig())
 	for b.Loop() {
 		table.Learn()
+		for tokens := int64(0); tokens < 130_000; tokens += 8_192 {
+			table.Expect(tokens, 0)
+		}
 	}
 }
 
