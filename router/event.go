@@ -59,6 +59,7 @@ type TurnRequested struct {
 	// SharedTokens is the length of the prefix that group members share.
 	SharedTokens int64
 	// ExpectedOutputTokens is the caller's limit on this turn's output, 0 if unknown.
+	// It is for the record: a limit is no forecast, and the core decides nothing by it.
 	ExpectedOutputTokens int64
 	// KnownBlocks full blocks of the context were passed with earlier turns of
 	// this session; NewBlocks are the chain hashes of the full blocks after them.

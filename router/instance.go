@@ -134,8 +134,8 @@ func (c *Core) instanceJoined(ev *InstanceJoined, out []Decision) []Decision {
 	}
 	first := !w.joined
 	w.joined = true
-	w.capacityBlocks = max(1, ev.CapacityBlocks)
-	w.blockTokens = max(1, int64(ev.BlockTokens))
+	w.capacityBlocks = max(1, sane(ev.CapacityBlocks))
+	w.blockTokens = max(1, min(int64(ev.BlockTokens), 1<<20))
 	w.maxContextTokens = ev.MaxContextTokens
 	w.limitTokens = w.capacityBlocks * w.blockTokens
 	if ev.MaxContextTokens > 0 {

@@ -49,14 +49,13 @@ type session struct {
 	// promptTokens is L of that turn; contextTokens the most the session is known
 	// to hold, previousTokens what it held as the turn was asked for; settledTokens
 	// leaves out of that what is too young for block events to have told of.
-	promptTokens         int64
-	contextTokens        int64
-	previousTokens       int64
-	settledTokens        int64
-	sharedTokens         int64
-	expectedOutputTokens int64
-	deadline, freshBy    Nanos
-	chain                prefix.Chain
+	promptTokens      int64
+	contextTokens     int64
+	previousTokens    int64
+	settledTokens     int64
+	sharedTokens      int64
+	deadline, freshBy Nanos
+	chain             prefix.Chain
 
 	avoid      *instance
 	avoidUntil Nanos

@@ -24,10 +24,10 @@ func (c *Core) snapshot(ev *Snapshot) {
 			c.dirty = true
 		}
 		if s.sent && seen.Tokens > s.contextTokens {
-			c.grow(s, seen.Tokens)
+			c.grow(s, sane(seen.Tokens))
 		}
 		if seen.CachedBlocks >= 0 && ev.TakenAt >= s.cachedAt {
-			s.cachedBlocks, s.cachedAt = seen.CachedBlocks, ev.TakenAt
+			s.cachedBlocks, s.cachedAt = sane(seen.CachedBlocks), ev.TakenAt
 		}
 	}
 }

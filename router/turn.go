@@ -47,15 +47,14 @@ func (c *Core) turnRequested(ev *TurnRequested, out []Decision) []Decision {
 // takePrompt records what the request says.
 func (c *Core) takePrompt(s *session, ev *TurnRequested) {
 	s.turn, s.asked, s.started = ev.Turn, true, false
-	s.promptTokens = max(0, ev.PromptTokens)
-	s.expectedOutputTokens = ev.ExpectedOutputTokens
+	s.promptTokens = sane(ev.PromptTokens)
 	s.deadline, s.freshBy = ev.Deadline, ev.FreshBy
 	s.previousTokens = s.contextTokens
 	if c.now-s.lastEndedAt >= nanos(c.cfg.EventLagSeconds) {
 		s.settledTokens = s.contextTokens
 	}
 	s.settledTokens = min(s.settledTokens, s.promptTokens)
-	s.chain.Extend(ev.KnownBlocks, ev.NewBlocks)
+	c.extendChain(s, ev)
 	if ev.Avoid != "" {
 		s.avoid, s.avoidUntil = c.findInstance(ev.Avoid), c.now+nanos(c.cfg.AvoidSeconds)
 	}
@@ -70,8 +69,22 @@ func (c *Core) takePrompt(s *session, ev *TurnRequested) {
 		c.enterGroup(s, ev.Group)
 		s.sharedTokens = 0
 		if s.group != nil {
-			s.sharedTokens = min(max(0, ev.SharedTokens), s.promptTokens)
+			s.sharedTokens = min(sane(ev.SharedTokens), s.promptTokens)
 		}
+	}
+}
+
+// maxTokens bounds every length that an event may claim: far beyond any context,
+// and small enough for sums over all sessions.
+const maxTokens = 1 << 40
+
+// sane clamps a length to what arithmetic can bear. A wrong length is the
+// sender's fault and misleads one session; it must not break the others.
+func sane(tokens int64) int64 { return min(max(0, tokens), maxTokens) }
+
+func (c *Core) extendChain(s *session, ev *TurnRequested) {
+	if ev.KnownBlocks <= maxTokens {
+		s.chain.Extend(ev.KnownBlocks, ev.NewBlocks)
 	}
 }
 
@@ -79,7 +92,7 @@ func (c *Core) takePrompt(s *session, ev *TurnRequested) {
 // changes but the wishes that came with it.
 func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision {
 	if ev.Turn == s.turn && ev.KnownBlocks+len(ev.NewBlocks) > s.chain.Blocks() {
-		s.chain.Extend(ev.KnownBlocks, ev.NewBlocks)
+		c.extendChain(s, ev)
 	}
 	if s.protected() {
 		d := Decision{Kind: Admit, Reason: s.admitReason, At: c.now, Session: s.id, Class: s.class.id, Turn: ev.Turn, Instance: s.inst.id}
@@ -238,9 +251,9 @@ func (c *Core) turnEnded(ev *TurnEnded) {
 	}
 	prompt := s.promptTokens
 	if ev.PromptTokens > 0 {
-		prompt = ev.PromptTokens
+		prompt = sane(ev.PromptTokens)
 	}
-	c.grow(s, prompt+max(0, ev.OutputTokens))
+	c.grow(s, prompt+sane(ev.OutputTokens))
 	s.lastEndedAt = c.now
 	s.home, s.homeEpoch = w, s.dispatchEpoch
 	if w.indexTrusted() && s.homeEpoch == w.cacheEpoch {
@@ -249,7 +262,7 @@ func (c *Core) turnEnded(ev *TurnEnded) {
 	if ev.CachedTokens < 0 {
 		return
 	}
-	w.measurePrefill(prompt-ev.CachedTokens, ev.PrefillNanos)
+	w.measurePrefill(prompt-min(ev.CachedTokens, prompt), ev.PrefillNanos)
 	if s.expectCachedTokens > 0 && s.dispatchEpoch == w.cacheEpoch {
 		w.pressure.observe(s.expectCachedTokens, min(ev.CachedTokens, s.expectCachedTokens))
 	}
@@ -292,11 +305,11 @@ func (c *Core) sessionRestored(ev *SessionRestored) {
 	}
 	s := c.newSession(ev.Session, c.classOf(ev.Class))
 	s.turn = ev.Turn
-	s.promptTokens = max(0, ev.PromptTokens)
+	s.promptTokens = sane(ev.PromptTokens)
 	s.contextTokens, s.previousTokens, s.settledTokens = s.promptTokens, s.promptTokens, 0
 	c.enterGroup(s, ev.Group)
 	if s.group != nil {
-		s.sharedTokens = min(max(0, ev.SharedTokens), s.promptTokens)
+		s.sharedTokens = min(sane(ev.SharedTokens), s.promptTokens)
 	}
 	s.residency, s.partial = ev.ResidencyNanos, ev.Instance != "" || ev.ResidencyNanos > 0
 	s.readmit = ev.Instance != "" || ev.ResidencyNanos > 0 || ev.AdmittedAt > 0
