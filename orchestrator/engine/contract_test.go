@@ -184,6 +184,34 @@ func TestDiscoveryAndMetrics(t *testing.T) {
 	}
 }
 
+// TestAnotherModelBehindTheSameAddress: a client that asked for the name asks again.
+func TestAnotherModelBehindTheSameAddress(t *testing.T) {
+	first, client := startEngine(t, simulated.Config{Model: "first", TimeScale: 5000})
+	if _, err := client.Generate(t.Context(), request(tokens(10, 1), 1), nil); err != nil {
+		t.Fatal(err)
+	}
+	address := strings.TrimPrefix(first.URL(), "http://")
+	if err := first.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	second, err := simulated.New(simulated.Config{Engine: instance.Demo(), Model: "second", TimeScale: 5000})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := second.Start(address); err != nil {
+		t.Fatal(err)
+	}
+	defer second.Stop(context.Background())
+	_, err = client.Generate(t.Context(), request(tokens(10, 1), 1), nil)
+	var e *engine.Error
+	if !errors.As(err, &e) || e.Class != engine.RetryHere || e.StatusCode != http.StatusNotFound {
+		t.Errorf("got %v", err)
+	}
+	if _, err := client.Generate(t.Context(), request(tokens(10, 1), 1), nil); err != nil {
+		t.Error(err)
+	}
+}
+
 // until polls a condition that other goroutines bring about.
 func until(t *testing.T, what string, condition func() bool) {
 	t.Helper()

@@ -42,6 +42,8 @@ type VLLM struct {
 	interval int
 	stall    time.Duration
 	model    atomic.Pointer[string]
+	// asked says that model is what the server said, which may change.
+	asked bool
 }
 
 // NewVLLM returns a client for a vLLM server. It makes no call.
@@ -66,7 +68,7 @@ func NewVLLM(cfg VLLMConfig) (*VLLM, error) {
 	if v.stall == 0 {
 		v.stall = 30 * time.Minute
 	}
-	if cfg.Model != "" {
+	if v.asked = cfg.Model == ""; !v.asked {
 		v.model.Store(&cfg.Model)
 	}
 	return v, nil
@@ -111,6 +113,10 @@ func (v *VLLM) Generate(ctx context.Context, request Request, onProgress func(Pr
 	}
 	httpRequest.Header.Set("Content-Type", "application/json")
 	httpRequest.Header.Set("Accept", "text/event-stream")
+	// Lets the transport try again, without sending the header, when a kept
+	// connection turns out to be closed: servers close idle ones after seconds,
+	// and one that died has aborted the request.
+	httpRequest.Header["Idempotency-Key"] = []string{}
 	if request.RequestID != "" {
 		httpRequest.Header.Set("X-Request-Id", request.RequestID)
 	}
@@ -129,7 +135,13 @@ func (v *VLLM) Generate(ctx context.Context, request Request, onProgress func(Pr
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
 		text, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBodyBytes))
-		return Result{CachedTokens: -1}, statusError(response, text)
+		e := statusError(response, text)
+		if e.StatusCode == http.StatusNotFound && v.asked {
+			// The server may have been restarted with another model: ask again.
+			v.model.Store(nil)
+			e.Class = RetryHere
+		}
+		return Result{CachedTokens: -1}, e
 	}
 	g := generation{started: started, request: &request, onProgress: onProgress}
 	g.result.CachedTokens = -1
