@@ -48,7 +48,6 @@ type oracleRequest struct {
 	target    int
 	generated int
 	prefill   bool
-	inBatch   bool
 	writer    bool
 	epoch     int
 	event     Event
@@ -128,7 +127,7 @@ func (o *oracle) leave(x *oracleRequest) {
 		o.unref(x.blocks[i])
 	}
 	x.blocks, x.committed, x.kv = nil, 0, 0
-	x.writer, x.inBatch, x.readyAt = false, false, 0
+	x.writer, x.readyAt = false, 0
 }
 
 // keepOnHost puts x's cached blocks at the young end of the host's order.
@@ -324,7 +323,6 @@ func (o *oracle) start() (preempted bool) {
 	for _, x := range o.running {
 		if !x.prefill {
 			o.grow(x, x.kv+1)
-			x.inBatch = true
 		}
 	}
 	var picos int64
