@@ -2,9 +2,12 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -36,12 +39,30 @@ directory: stop it, or kill it, and start it again, and every session goes on.`,
 		if err != nil {
 			return err
 		}
+		if !cmd.Flags().Changed("listen") {
+			cfg.Listen = freeAddress(cfg.Listen)
+		}
 		return runDev(cmd.Context(), cfg, log, cmd.OutOrStdout(), func(_ context.Context, address string) error {
 			fmt.Fprintf(cmd.OutOrStdout(), "API: http://%s   (Ctrl-C stops everything; the data stays in %s)\n", address, cfg.Dev.DataDir)
 			return nil
 		})
 	}
 	return cmd
+}
+
+// freeAddress returns the address if it can be listened on, else the same host
+// with a free port: a development service should start beside whatever runs.
+func freeAddress(address string) string {
+	listener, err := net.Listen("tcp", address)
+	if err == nil {
+		listener.Close()
+		return address
+	}
+	host, _, splitErr := net.SplitHostPort(address)
+	if splitErr != nil || !errors.Is(err, syscall.EADDRINUSE) {
+		return address
+	}
+	return net.JoinHostPort(host, "0")
 }
 
 // runDev runs the whole process tree until ctx ends or a part of it dies. started

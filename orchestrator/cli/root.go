@@ -80,7 +80,7 @@ own with nothing to set up.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return badInput(fmt.Errorf("%w (see %q)", err, cmd.CommandPath()+" --help"))
 	})
-	root.AddCommand(newDev(), newDemo(), newServe(), newMigrate(), newSubmit(), newWatch(), newEngine(), newTrace(), NewSimCommand(), newConfig())
+	root.AddCommand(newDev(), newDemo(), newServe(), newMigrate(), newSubmit(), newWatch(), newEngine(), newBench(), newTrace(), NewSimCommand(), newConfig())
 	for _, cmd := range root.Commands() {
 		wrapArgs(cmd)
 	}

@@ -28,16 +28,17 @@ func newTraceImport() *cobra.Command {
 	var format string
 	var imported trace.ImportConfig
 	cmd := &cobra.Command{
-		Use:   "import --format FORMAT --out FILE PATH",
+		Use:   "import --format FORMAT --in PATH --out FILE --name NAME",
 		Short: "Derive a compact numeric trace (lengths, gaps, prefix structure; no text)",
 		Long: `Reads a file, or a folder of files, of one of the public trace formats and writes the
 numbers that a replay needs. A file that is malformed, cut off or of another format is
 refused with its line and field, and nothing is written.`,
-		Example: `  holdfast trace import --format tau-bench --name tau --repository sierra-research/tau-bench \
-    --commit 59a200c --licence MIT --out tau.jsonl trajectories.json`,
+		Example: `  holdfast trace import --format tau-bench --in trajectories.json --name tau --repository sierra-research/tau-bench \
+    --commit 59a200c --licence MIT --out tau.jsonl`,
 		Args: cobra.ExactArgs(1),
 	}
 	cmd.Flags().StringVar(&format, "format", "", "format of the input: "+strings.Join(names, ", "))
+	cmd.Flags().StringVar(&imported.Path, "in", "", "file, or folder of files, to read")
 	cmd.Flags().StringVar(&imported.Out, "out", "", "file to write")
 	cmd.Flags().StringVar(&imported.Name, "name", "", "name of the trace, by which a composition asks for it")
 	cmd.Flags().StringVar(&imported.Repository, "repository", "", "where the input comes from; kept in the header")
@@ -45,15 +46,15 @@ refused with its line and field, and nothing is written.`,
 	cmd.Flags().StringVar(&imported.Licence, "licence", "", "its licence; kept in the header")
 	cmd.Flags().BoolVar(&imported.Synthetic, "synthetic", false, "the source is not a record of real work; kept in the header")
 	cmd.Flags().IntVar(&imported.MinTurns, "min-turns", 0, "leave out sessions of fewer model calls")
-	for _, name := range []string{"format", "out", "name"} {
+	for _, name := range []string{"format", "in", "out", "name"} {
 		_ = cmd.MarkFlagRequired(name)
 	}
-	cmd.RunE = func(cmd *cobra.Command, args []string) error {
+	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		parsed, err := trace.ParseFormat(format)
 		if err != nil {
 			return badInput(err)
 		}
-		imported.Format, imported.Path = parsed, args[0]
+		imported.Format = parsed
 		report, err := trace.Import(imported)
 		if err != nil {
 			return badInput(err)
