@@ -291,7 +291,7 @@ func (r *repeated) reader() io.Reader {
 
 // hugeBatch is a well-formed batch of some n MiB.
 func hugeBatch(n int) *repeated {
-	filler := `{"class":"agent","prompt":{"text":"` + strings.Repeat("word ", 200_000) + `"},"sampling":{"max_tokens":4}}`
+	filler := `{"class":"agent","prompt":{"token_ids":[` + strings.Repeat("1234,", 200_000) + `1]},"sampling":{"max_tokens":4}}`
 	return &repeated{begin: `{"tasks":[` + goodTask, again: "," + filler, end: `]}`, times: n}
 }
 

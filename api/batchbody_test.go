@@ -67,7 +67,7 @@ func TestBatchBodyInPieces(t *testing.T) {
 // TestBatchBodyKeepsOneTask: what is live while a large body is read is a task,
 // not the body.
 func TestBatchBodyKeepsOneTask(t *testing.T) {
-	filler := strings.Replace(aTask, `"token_ids":[1,2]`, `"text":"`+strings.Repeat("word ", 100_000)+`"`, 1)
+	filler := strings.Replace(aTask, `"token_ids":[1,2]`, `"token_ids":[`+strings.Repeat("1234,", 100_000)+`1]`, 1)
 	const tasks = 120
 	parts := []io.Reader{strings.NewReader(`{"tasks":[` + aTask)}
 	for range tasks {
