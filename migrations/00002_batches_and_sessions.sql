@@ -61,81 +61,78 @@ create table groups (
     usable   int  not null default 0 check (usable between 0 and ended)
 ) with (fillfactor = 70);
 
+-- Updated twice a turn, so each CHECK here costs: Postgres reads a table's checks
+-- anew for every statement that writes to it. Those that hold the columns together
+-- stay; the range of a single column is checked by the code that computes it.
 create table sessions (
     session_id          uuid             primary key,
     pool                text             not null,
     run_id              uuid             not null,
     batch_id            uuid             not null,
     task_id             uuid             not null,
-    member              int              not null check (member >= 0),
+    member              int              not null,
     class               text             not null,
-    dispatch_ordinal    int              not null check (dispatch_ordinal >= 0),
-    policy_version      bigint           not null check (policy_version >= 0),
-    state               text             not null
-        check (state in ('queued', 'dispatched', 'held', 'active', 'ended')),
-    -- A column of its own for the index below, so that going from held to active
-    -- and back touches no index.
-    live                boolean          not null generated always as (state in ('dispatched', 'held', 'active')) stored,
-    status              text             check (status in ('completed', 'truncated', 'stale', 'failed', 'cancelled')),
+    dispatch_ordinal    int              not null,
+    policy_version      bigint           not null,
+    state               text             not null,
+    status              text,
     -- The instance that protects the session, and the turn that is granted there.
     instance            text,
-    granted_turn        int              check (granted_turn >= turns),
+    granted_turn        int,
     granted_at          timestamptz,
     predicted_cached_tokens bigint       not null default 0,
-    epoch               bigint           not null default 0 check (epoch >= 0),
+    epoch               bigint           not null default 0,
     instances           text[]           not null default '{}',
     hold_reason         text,
-    holds               int              not null default 0 check (holds >= 0),
+    holds               int              not null default 0,
     held_since          timestamptz,
-    held_seconds        double precision not null default 0 check (held_seconds >= 0 and held_seconds < 'Infinity'),
+    held_seconds        double precision not null default 0,
     first_admitted_at   timestamptz,
     admitted_at         timestamptz,
-    residency_seconds   double precision not null default 0 check (residency_seconds >= 0 and residency_seconds < 'Infinity'),
+    residency_seconds   double precision not null default 0,
     -- token_seconds integrates context_tokens over the residency, up to token_mark.
-    token_seconds       double precision not null default 0 check (token_seconds >= 0 and token_seconds < 'Infinity'),
+    token_seconds       double precision not null default 0,
     token_mark          timestamptz,
-    turns               int              not null default 0 check (turns >= 0),
-    prompt_tokens       bigint           not null default 0 check (prompt_tokens >= 0),
-    cached_tokens       bigint           not null default 0 check (cached_tokens between 0 and prompt_tokens),
-    output_tokens       bigint           not null default 0 check (output_tokens >= 0),
-    context_tokens      bigint           not null default 0 check (context_tokens >= 0),
+    turns               int              not null default 0,
+    prompt_tokens       bigint           not null default 0,
+    cached_tokens       bigint           not null default 0,
+    output_tokens       bigint           not null default 0,
+    context_tokens      bigint           not null default 0,
     queue_seconds       double precision not null default 0,
     prefill_seconds     double precision not null default 0,
     decode_seconds      double precision not null default 0,
     tool_seconds        double precision not null default 0,
     min_policy_version  bigint,
-    max_policy_version  bigint           check (max_policy_version >= min_policy_version),
+    max_policy_version  bigint,
     finish_reason       text             not null default '',
-    event_seq           bigint           not null check (event_seq >= 0),
+    event_seq           bigint           not null,
     cancel_requested_at timestamptz,
     cancel_reason       text             not null default '',
     released_at         timestamptz      not null,
     dispatched_at       timestamptz,
     ended_at            timestamptz,
-    check ((state = 'ended') = (status is not null)),
-    check ((state = 'ended') = (ended_at is not null)),
-    check ((state = 'held') = (held_since is not null)),
-    check ((state = 'held') = (hold_reason is not null)),
-    check (state <> 'queued' or (dispatched_at is null and turns = 0)),
-    check (state in ('queued', 'ended') or dispatched_at is not null),
-    check (state <> 'active' or first_admitted_at is not null),
-    check (state = 'active' or (granted_turn is null and admitted_at is null)),
-    check (granted_turn is null or (instance is not null and granted_at is not null and epoch > 0)),
-    check ((token_mark is null) = (admitted_at is null)),
-    check (state <> 'ended' or instance is null)
+    constraint sessions_state   check (state in ('queued', 'dispatched', 'held', 'active', 'ended')),
+    constraint sessions_queued  check ((state = 'queued') = (dispatched_at is null and ended_at is null)),
+    constraint sessions_ended   check ((state = 'ended') = (ended_at is not null) and (status is null) = (ended_at is null)
+                                       and (ended_at is null or instance is null)),
+    constraint sessions_held    check ((state = 'held') = (held_since is not null) and (held_since is null) = (hold_reason is null)),
+    constraint sessions_active  check (case when state = 'active' then first_admitted_at is not null else granted_turn is null and admitted_at is null end),
+    constraint sessions_granted check (granted_turn is null or (granted_turn >= turns and instance is not null)),
+    constraint sessions_cached  check (cached_tokens between 0 and prompt_tokens)
 ) with (fillfactor = 60, autovacuum_vacuum_scale_factor = 0.05);
 create index sessions_of_batch on sessions (batch_id, dispatch_ordinal);
-create index sessions_live on sessions (pool, run_id) where live;
+-- The sessions under way. State would be an equal condition, but an update that
+-- changes a column of an index cannot be in place, and a hold changes the state.
+create index sessions_live on sessions (pool, run_id) where dispatched_at is not null and ended_at is null;
 
 -- seq is drawn from sessions.event_seq under the session's lock. A turn draws one
--- too and stands in the history without a row here.
+-- too and stands in the history without a row here. The kinds are store.EventKind.
 create table session_events (
     session_id uuid        not null,
-    seq        bigint      not null check (seq > 0),
+    seq        bigint      not null,
     run_id     uuid        not null,
     at         timestamptz not null,
-    kind       text        not null check (kind in ('released', 'dispatched', 'held', 'admitted', 'protection_ended',
-                                                    'tool', 'retry', 'scored', 'cancel_requested', 'ended')),
+    kind       text        not null,
     detail     json,
     primary key (session_id, seq)
 );

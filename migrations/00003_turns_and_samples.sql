@@ -1,50 +1,54 @@
 -- What sessions produced, and who has consumed it.
 
 -- +goose Up
+
+-- Written once a turn, so the ranges of single columns are checked by CommitTurn;
+-- see sessions.
 create table turns (
     session_id              uuid             not null,
-    turn                    int              not null check (turn >= 0),
+    turn                    int              not null,
     run_id                  uuid             not null,
     -- the place in the session's history
-    event_seq               bigint           not null check (event_seq > 0),
+    event_seq               bigint           not null,
     instance                text             not null,
-    epoch                   bigint           not null check (epoch >= 0),
-    policy_version          bigint           not null check (policy_version >= 0),
-    prompt_tokens           bigint           not null check (prompt_tokens >= 0),
-    predicted_cached_tokens bigint           not null check (predicted_cached_tokens >= 0),
+    epoch                   bigint           not null,
+    policy_version          bigint           not null,
+    prompt_tokens           bigint           not null,
+    predicted_cached_tokens bigint           not null,
     -- null if the engine did not tell
-    cached_tokens           bigint           check (cached_tokens between 0 and prompt_tokens),
-    output_tokens           bigint           not null check (output_tokens >= 0),
-    appended_tokens         bigint           not null check (appended_tokens >= 0),
+    cached_tokens           bigint,
+    output_tokens           bigint           not null,
+    appended_tokens         bigint           not null,
     started_at              timestamptz      not null,
     committed_at            timestamptz      not null,
-    queue_seconds           double precision not null check (queue_seconds >= 0 and queue_seconds < 'Infinity'),
-    prefill_seconds         double precision not null check (prefill_seconds >= 0 and prefill_seconds < 'Infinity'),
-    decode_seconds          double precision not null check (decode_seconds >= 0 and decode_seconds < 'Infinity'),
-    total_seconds           double precision not null check (total_seconds >= 0 and total_seconds < 'Infinity'),
-    tool_seconds            double precision not null check (tool_seconds >= 0 and tool_seconds < 'Infinity'),
+    queue_seconds           double precision not null,
+    prefill_seconds         double precision not null,
+    decode_seconds          double precision not null,
+    total_seconds           double precision not null,
+    tool_seconds            double precision not null,
     finish_reason           text             not null,
-    attempts                int              not null check (attempts > 0),
+    attempts                int              not null,
     primary key (session_id, turn)
 );
 
 -- Append-only deltas of a session's tokens. start_tokens is where the segment
 -- begins in the context: the end of the segment before it, or, where a harness
--- rewrote its history, an earlier place from which the context goes on anew.
+-- rewrote its history, an earlier place from which the context goes on anew. The
+-- kinds are store.SegmentKind.
 create table segments (
     session_id     uuid   not null,
-    turn           int    not null check (turn >= 0),
-    part           int    not null check (part >= 0),
+    turn           int    not null,
+    part           int    not null,
     run_id         uuid   not null,
-    kind           text   not null check (kind in ('prompt', 'appended', 'generated')),
-    policy_version bigint not null check (policy_version >= 0),
-    start_tokens   bigint not null check (start_tokens >= 0),
-    tokens         int    not null check (tokens > 0),
+    kind           text   not null,
+    policy_version bigint not null,
+    start_tokens   bigint not null,
+    tokens         int    not null,
     -- zstd of little-endian int32 and float32
     ids            bytea  not null,
     logprobs       bytea,
     primary key (session_id, turn, part),
-    check (logprobs is null or kind = 'generated')
+    constraint segments_logprobs check (logprobs is null or kind = 'generated')
 );
 alter table segments alter column ids set storage external;
 alter table segments alter column logprobs set storage external;

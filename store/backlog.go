@@ -32,7 +32,7 @@ with run as (
 ), live as (
     select s.class, count(*) filter (where s.state = 'dispatched') as pending, count(*) filter (where s.state = 'held') as held,
            count(*) filter (where s.state = 'active') as active, min(s.held_since) as oldest_hold
-    from run r join sessions s on s.live and s.pool = r.pool and s.run_id = r.run_id group by s.class
+    from run r join sessions s on s.dispatched_at is not null and s.ended_at is null and s.pool = r.pool and s.run_id = r.run_id group by s.class
 ), rate as (
     select m.class, count(*) / extract(epoch from now() - min(r.since)) as per_second
     from run r join samples m on m.run_id = r.run_id and m.ended_at > r.since group by m.class

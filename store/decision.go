@@ -50,7 +50,7 @@ const (
 select session_id, run_id, state, coalesce(instance, ''), granted_turn, granted_at, predicted_cached_tokens, epoch,
        coalesce(hold_reason, ''), holds, held_since, held_seconds, first_admitted_at,
        admitted_at, residency_seconds, token_seconds, token_mark, context_tokens, turns, instances, event_seq
-from sessions where session_id = any($1) and live order by session_id for no key update`
+from sessions where session_id = any($1) and ` + liveCondition + ` order by session_id for no key update`
 
 	updateDecidedSQL = `
 update sessions set state = $2, instance = nullif($3, ''), granted_turn = $4, granted_at = $5, predicted_cached_tokens = $6, epoch = $7,
@@ -91,52 +91,19 @@ func (s *Store) RecordDecisions(ctx context.Context, pool string, epoch int64, r
 	if len(records) == 0 {
 		return nil
 	}
-	err := s.write(ctx, func(tx pgx.Tx) error {
-		sessions, err := lockDecided(ctx, tx, pool, epoch, records)
-		if err != nil {
-			return err
-		}
-		w := decisionWriter{pool: pool, epoch: epoch, sessions: sessions}
+	w := decisionWriter{pool: pool, epoch: epoch, sessions: make(map[router.SessionID]*decidedSession, len(records))}
+	err := s.writeInTwoTrips(ctx, w.lock(records), func() (*pgx.Batch, error) {
 		for i := range records {
 			if err := w.apply(&records[i]); err != nil {
-				return err
+				return nil, err
 			}
 		}
-		return w.send(ctx, tx)
+		return w.batch(), nil
 	})
 	if err != nil {
 		return fmt.Errorf("recording %d decisions of pool %s: %w", len(records), pool, err)
 	}
 	return nil
-}
-
-// lockDecided checks the epoch and locks the sessions that the records concern.
-func lockDecided(ctx context.Context, tx pgx.Tx, pool string, epoch int64, records []DecisionRecord) (map[router.SessionID]*decidedSession, error) {
-	ids := make([]uuid.UUID, 0, len(records))
-	for i := range records {
-		if records[i].Session != (router.SessionID{}) {
-			ids = append(ids, uuid.UUID(records[i].Session))
-		}
-	}
-	var current int64
-	sessions := make(map[router.SessionID]*decidedSession, len(ids))
-	batch := &pgx.Batch{}
-	batch.Queue(fencePoolSQL, pool).QueryRow(func(row pgx.Row) error { return row.Scan(&current) })
-	batch.Queue(lockDecidedSQL, ids).Query(func(rows pgx.Rows) error {
-		for rows.Next() {
-			d := &decidedSession{}
-			if err := d.scan(rows); err != nil {
-				return err
-			}
-			sessions[router.SessionID(d.id)] = d
-		}
-		return rows.Err()
-	})
-	err := tx.SendBatch(ctx, batch).Close()
-	if errors.Is(err, pgx.ErrNoRows) || (err == nil && current != epoch) {
-		return nil, fmt.Errorf("epoch %d: %w", epoch, ErrFenced)
-	}
-	return sessions, err
 }
 
 // decidedSession is the part of a session's row that decisions change.
@@ -233,6 +200,36 @@ type decisionWriter struct {
 	router   pgx.Batch
 }
 
+// lock checks the epoch and locks and reads the sessions that the records concern.
+func (w *decisionWriter) lock(records []DecisionRecord) *pgx.Batch {
+	ids := make([]uuid.UUID, 0, len(records))
+	for i := range records {
+		if records[i].Session != (router.SessionID{}) {
+			ids = append(ids, uuid.UUID(records[i].Session))
+		}
+	}
+	batch := &pgx.Batch{}
+	batch.Queue(fencePoolSQL, w.pool).QueryRow(func(row pgx.Row) error {
+		var current int64
+		err := row.Scan(&current)
+		if errors.Is(err, pgx.ErrNoRows) || (err == nil && current != w.epoch) {
+			return fmt.Errorf("epoch %d: %w", w.epoch, ErrFenced)
+		}
+		return err
+	})
+	batch.Queue(lockDecidedSQL, ids).Query(func(rows pgx.Rows) error {
+		for rows.Next() {
+			d := &decidedSession{}
+			if err := d.scan(rows); err != nil {
+				return err
+			}
+			w.sessions[router.SessionID(d.id)] = d
+		}
+		return rows.Err()
+	})
+	return batch
+}
+
 // apply takes one decision into the collected rows.
 func (w *decisionWriter) apply(record *DecisionRecord) error {
 	decision := &record.Decision
@@ -279,8 +276,8 @@ func (w *decisionWriter) apply(record *DecisionRecord) error {
 	return nil
 }
 
-// send writes everything in one round trip.
-func (w *decisionWriter) send(ctx context.Context, tx pgx.Tx) error {
+// batch is everything that the decisions write.
+func (w *decisionWriter) batch() *pgx.Batch {
 	batch := &w.router
 	for _, d := range w.sorted() {
 		if d.changed {
@@ -295,10 +292,7 @@ func (w *decisionWriter) send(ctx context.Context, tx pgx.Tx) error {
 	if len(w.messages) > 0 {
 		notify(batch, OutboxTopic())
 	}
-	if batch.Len() == 0 {
-		return nil
-	}
-	return tx.SendBatch(ctx, batch).Close()
+	return batch
 }
 
 func (w *decisionWriter) sorted() []*decidedSession {

@@ -103,6 +103,10 @@ type SessionQuery struct {
 	Limit int
 }
 
+// liveCondition holds for sessions that are dispatched and have not ended; it is
+// the condition of an index, word for word.
+const liveCondition = `(dispatched_at is not null and ended_at is null)`
+
 const (
 	sessionColumns = `
 select s.session_id, s.run_id, s.pool, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, s.class, s.state, coalesce(s.status, ''),
@@ -120,7 +124,7 @@ from sessions s join tasks t using (task_id) left join samples m using (session_
 	// not by walking through all that were ever released.
 	selectSessionsSQL     = sessionColumns + ` join batches b on b.batch_id = s.batch_id where` + sessionFilter
 	selectLiveSessionsSQL = sessionColumns + ` join batches b on b.batch_id = s.batch_id
-where s.live and s.run_id = $1 and s.pool = (select pool from runs where run_id = $1) and` + sessionFilter
+where s.dispatched_at is not null and s.ended_at is null and s.run_id = $1 and s.pool = (select pool from runs where run_id = $1) and` + sessionFilter
 
 	sessionFilter = ` b.run_id = $1 and ($2::uuid is null or b.batch_id = $2) and ($3::uuid is null or s.task_id = $3)
   and ($4 = '' or s.class = $4) and ($5 = '' or s.state = $5)
@@ -134,7 +138,7 @@ order by b.seq, s.dispatch_ordinal limit $7`
 	requestCancelSQL = `
 with locked as (
     select session_id from sessions
-    where live and pool = $1 and run_id = $2 and ($3::uuid is null or session_id = $3) and cancel_requested_at is null
+    where ` + liveCondition + ` and pool = $1 and run_id = $2 and ($3::uuid is null or session_id = $3) and cancel_requested_at is null
     order by session_id for no key update
 ), asked as (
     update sessions s set cancel_requested_at = statement_timestamp(), cancel_reason = $4, event_seq = s.event_seq + 1

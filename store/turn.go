@@ -85,7 +85,7 @@ with session as (
         queue_seconds = queue_seconds + $13, prefill_seconds = prefill_seconds + $14, decode_seconds = decode_seconds + $15,
         tool_seconds = tool_seconds + $17, finish_reason = $18,
         min_policy_version = least(min_policy_version, $5), max_policy_version = greatest(max_policy_version, $5)
-    where session_id = $1 and turns = $2 and live
+    where session_id = $1 and turns = $2 and ` + liveCondition + `
     returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
 ), turn as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
@@ -101,7 +101,7 @@ with session as (
 )
 select count(*) from session`
 
-	selectTurnStateSQL = `select live, turns from sessions where session_id = $1`
+	selectTurnStateSQL = `select ` + liveCondition + `, turns from sessions where session_id = $1`
 
 	selectTurnsSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,

@@ -18,6 +18,33 @@ func (s *Store) write(ctx context.Context, do func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, s.pool, do)
 }
 
+// writeInTwoTrips runs a transaction of two batches, the second made from what the
+// first has read, in two round trips: begin and commit travel with them. It is
+// for what happens at every turn.
+func (s *Store) writeInTwoTrips(ctx context.Context, first *pgx.Batch, then func() (*pgx.Batch, error)) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	begin := &pgx.Batch{}
+	begin.Queue("begin")
+	begin.QueuedQueries = append(begin.QueuedQueries, first.QueuedQueries...)
+	err = conn.SendBatch(ctx, begin).Close()
+	if err == nil {
+		var second *pgx.Batch
+		if second, err = then(); err == nil {
+			second.Queue("commit")
+			err = conn.SendBatch(ctx, second).Close()
+		}
+	}
+	if err != nil {
+		// If this fails as well the pool closes the connection, which rolls back.
+		_, _ = conn.Exec(context.WithoutCancel(ctx), "rollback")
+	}
+	return err
+}
+
 // read runs do on one snapshot.
 func (s *Store) read(ctx context.Context, do func(pgx.Tx) error) error {
 	options := pgx.TxOptions{IsoLevel: pgx.RepeatableRead, AccessMode: pgx.ReadOnly}

@@ -14,7 +14,7 @@ const verifySQL = `
 with counted as (
     select class, 'released' as what, count(*) as n from sessions where run_id = $1 group by class
     union all select class, state, count(*) from sessions where run_id = $1 and state = 'queued' group by class, state
-    union all select class, 'live', count(*) from sessions where run_id = $1 and live group by class
+    union all select class, 'live', count(*) from sessions where run_id = $1 and ` + liveCondition + ` group by class
     union all select class, status, count(*) from samples where run_id = $1 group by class, status
     union all select class, 'ended', count(*) from sessions where run_id = $1 and state = 'ended' group by class
 ), counters as (

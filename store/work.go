@@ -87,7 +87,7 @@ select start_tokens, tokens, ids from segments where session_id = $1 order by tu
 select s.session_id, s.run_id, s.task_id, t.group_size, s.class, s.state, s.policy_version, s.turns, s.context_tokens, t.prompt_tokens,
        coalesce(s.instance, ''), s.admitted_at, s.held_since, s.residency_seconds, s.granted_turn is not null
 from sessions s join tasks t using (task_id)
-where s.live and s.pool = $1 and s.state in ('held', 'active')
+where s.dispatched_at is not null and s.ended_at is null and s.pool = $1 and s.state in ('held', 'active')
 order by coalesce(s.admitted_at, s.held_since, s.first_admitted_at), s.session_id`
 )
 
