@@ -13,9 +13,9 @@ import (
 	"holdfast/store"
 )
 
-// BenchmarkTurn is what one turn costs the store: one admission recorded, its grant
-// read, one turn of 148 tokens with log-probabilities committed; 32 sessions at a
-// time. ns/op over the parallelism is the latency of one turn.
+// BenchmarkTurn is what one turn costs the store with 32 sessions at a time: its
+// admission recorded, together with those that arrived meanwhile, as a pool's loop
+// does; its grant read; a turn of 148 tokens with log-probabilities committed.
 func BenchmarkTurn(b *testing.B) {
 	const sessions = 32
 	f := newFixture(b, sessions)
@@ -26,16 +26,17 @@ func BenchmarkTurn(b *testing.B) {
 	for i := range tokens {
 		tokens[i], logprobs[i] = int32(i*7919%150_000), -float32(i)/37
 	}
+	requests := make(chan turnRequest, sessions)
+	go f.recordRequests(requests)
 	var next atomic.Int64
-	at := time.Now()
 	b.SetParallelism(sessions / 2)
 	b.ResetTimer()
 	b.RunParallel(func(pb *testing.PB) {
 		id := ids[int(next.Add(1)-1)%sessions]
 		for number := 0; pb.Next(); number++ {
-			record := store.DecisionRecord{Decision: router.Decision{Kind: router.Admit, Reason: router.Continuation, At: at.UnixNano() + int64(number),
-				Session: router.SessionID(id), Turn: number, Instance: "w1", Numbers: router.Numbers{Cap: 4, Protected: 3, PromptTokens: 4_000, CostSeconds: 0.1}}}
-			if err := f.RecordDecisions(b.Context(), pool, f.epoch, []store.DecisionRecord{record}); err != nil {
+			request := turnRequest{id: id, turn: number, recorded: make(chan error, 1)}
+			requests <- request
+			if err := <-request.recorded; err != nil {
 				b.Error(err)
 				return
 			}
@@ -51,7 +52,33 @@ func BenchmarkTurn(b *testing.B) {
 			}
 		}
 	})
+	close(requests)
 	b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "turns/s")
+}
+
+type turnRequest struct {
+	id       uuid.UUID
+	turn     int
+	recorded chan error
+}
+
+// recordRequests admits what waits, all in one transaction, until requests is closed.
+func (f *fixture) recordRequests(requests <-chan turnRequest) {
+	for first := range requests {
+		round := []turnRequest{first}
+		for waiting := len(requests); waiting > 0; waiting-- {
+			round = append(round, <-requests)
+		}
+		records := make([]store.DecisionRecord, len(round))
+		for i, request := range round {
+			records[i] = store.DecisionRecord{Decision: router.Decision{Kind: router.Admit, Reason: router.Continuation, At: time.Now().UnixNano(),
+				Session: router.SessionID(request.id), Turn: request.turn, Instance: "w1", Numbers: router.Numbers{Cap: 4, Protected: 3, PromptTokens: 4_000, CostSeconds: 0.1}}}
+		}
+		err := f.RecordDecisions(f.t.Context(), pool, f.epoch, records)
+		for _, request := range round {
+			request.recorded <- err
+		}
+	}
 }
 
 // BenchmarkDecisions is what one of 32 decisions costs that are recorded together.
