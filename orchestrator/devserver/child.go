@@ -142,6 +142,12 @@ func (c *child) stop(ctx context.Context, steps ...stopStep) error {
 	}
 }
 
+// kill ends the child at once, without waiting for it.
+func (c *child) kill() {
+	c.stopping.Store(true)
+	c.signal(syscall.SIGKILL)
+}
+
 // signal ignores a child that has ended: that is what is wanted anyway.
 func (c *child) signal(signal syscall.Signal) { _ = c.process.Signal(signal) }
 

@@ -165,6 +165,11 @@ func (s *Servers) watch() {
 		died = s.temporal.child
 	case <-s.postgres.child.ended:
 		died = s.postgres.child
+		if !died.stopping.Load() {
+			// What Temporal remembers may be newer than what the next Postgres
+			// recovers, so it must not live to meet that one.
+			s.temporal.child.kill()
+		}
 	}
 	if !died.stopping.Load() {
 		s.done <- died.deathError()

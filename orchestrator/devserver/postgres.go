@@ -198,6 +198,7 @@ func (p *Postgres) connect(ctx context.Context) (*pgx.Conn, error) {
 
 // serverArguments are settings fit for a machine that does other work as well.
 // fsync and synchronous_commit stay on: a commit that was reported survives.
+// (Temporal's sessions choose otherwise, and make up for it before they reply.)
 func serverArguments(dataDir, socketDir string, overrides map[string]string) []string {
 	settings := map[string]string{
 		"listen_addresses":        "", // no TCP
@@ -211,10 +212,15 @@ func serverArguments(dataDir, socketDir string, overrides map[string]string) []s
 		"checkpoint_timeout": "15min",
 		"max_wal_size":       "1GB",
 		"wal_compression":    "on",
+		// After the crash of one of its processes Postgres ends rather than
+		// restarts: Temporal must not go on from memory that is newer than what
+		// was recovered. The next start of ours recovers.
+		"restart_after_crash": "off",
 		// Short statements only: compiling or parallelising them costs more
 		// than it saves, and takes the cores from the engines.
 		"jit":                             "off",
 		"max_parallel_workers_per_gather": "0",
+		"update_process_title":            "off",
 		"log_checkpoints":                 "off",
 		"log_timezone":                    "UTC",
 		"timezone":                        "UTC",

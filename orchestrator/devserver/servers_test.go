@@ -4,6 +4,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net"
 	"os"
@@ -33,7 +34,13 @@ func waitForSignal(ctx workflow.Context) (string, error) {
 func dialTemporal(t testing.TB, address string) client.Client {
 	t.Helper()
 	quiet := sdklog.NewStructuredLogger(slog.New(slog.DiscardHandler))
-	temporal, err := client.Dial(client.Options{HostPort: address, Namespace: defaultNamespace, Logger: quiet})
+	temporal, err := client.Dial(client.Options{
+		HostPort:  address,
+		Namespace: defaultNamespace,
+		Logger:    quiet,
+		// Over loopback compressing costs more than it saves.
+		ConnectionOptions: client.ConnectionOptions{GrpcCompression: &client.GrpcCompressionNone{}},
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -154,6 +161,69 @@ func TestServersStartAtOnceAfterTheWholeTreeWasKilled(t *testing.T) {
 	temporal = dialTemporal(t, servers.TemporalAddress())
 	startWorker(t, temporal)
 	finishWaiting(t, temporal, "held", "after the kill")
+}
+
+// Temporal's sessions commit without waiting for the disk; its frontend waits
+// before it replies. With the log writer stopped, nothing but that wait brings
+// commits to where they survive the death of every process.
+func TestServersKeepEveryReply(t *testing.T) {
+	config := Config{DataDir: testDir(t)}
+	first := startServers(t, config)
+	stopLogWriter(t, first)
+	temporal := dialTemporal(t, first.TemporalAddress())
+	const count = 10
+	for i := range count {
+		id := fmt.Sprint("signalled-", i)
+		startWaiting(t, temporal, id)
+		if err := temporal.SignalWorkflow(t.Context(), id, "", "go", id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, pid := range append(postgresIn(first.PostgresDataDir()), first.temporal.child.pid) {
+		kill(t, pid)
+	}
+	temporal.Close()
+	if err := first.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+
+	second := startServers(t, config)
+	temporal = dialTemporal(t, second.TemporalAddress())
+	startWorker(t, temporal)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	for i := range count {
+		id := fmt.Sprint("signalled-", i)
+		var got string
+		if err := temporal.GetWorkflow(ctx, id, "").Get(ctx, &got); err != nil {
+			t.Fatalf("workflow %s does not end with the signal that was acknowledged: %v", id, err)
+		}
+	}
+}
+
+// stopLogWriter halts the process that writes out what was committed
+// asynchronously, as if it were not scheduled for as long as the test needs.
+func stopLogWriter(t *testing.T, servers *Servers) {
+	t.Helper()
+	for _, pid := range postgresIn(servers.PostgresDataDir()) {
+		title, err := os.ReadFile(fmt.Sprintf("/proc/%d/cmdline", pid))
+		if err == nil && strings.Contains(string(title), "walwriter") {
+			if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+				t.Fatal(err)
+			}
+			return
+		}
+	}
+	t.Fatal("Postgres has no log writer")
+}
+
+func TestTemporalDoesNotOutliveItsPostgres(t *testing.T) {
+	servers := startServers(t, Config{DataDir: testDir(t)})
+	kill(t, servers.postgres.Pid())
+	if err := <-servers.Done(); err == nil || !strings.Contains(err.Error(), "Postgres") {
+		t.Errorf("the death is reported as %v", err)
+	}
+	<-servers.temporal.child.ended
 }
 
 // startParent runs this test binary as a process that starts the servers.

@@ -61,6 +61,9 @@ func tryTemporal(ctx context.Context, config Config, binary, postgresURL, logPat
 			"--namespace", config.Namespace,
 			"--retention-hours", strconv.Itoa(config.RetentionHours),
 			"--log-level", config.TemporalLogLevel,
+			// Its two conditions are ours to keep: see serverArguments for the
+			// one, and Servers.watch and the death signals for the other.
+			"--batch-commits",
 		},
 		dir:     config.DataDir,
 		env:     serverEnvironment(),

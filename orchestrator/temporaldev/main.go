@@ -64,7 +64,11 @@ func run(settings settings) error {
 	if err := prepareDatabases(ctx, settings.postgres, logger); err != nil {
 		return err
 	}
-	server, frontendAddress, err := newServer(settings, logger)
+	// The replies of a graceful stop still have to become durable, so what
+	// serves them outlives ctx.
+	serving, stopServing := context.WithCancel(context.WithoutCancel(ctx))
+	defer stopServing()
+	server, frontendAddress, err := newServer(serving, settings, logger)
 	if err != nil {
 		return err
 	}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"net"
 	"strconv"
@@ -28,8 +29,8 @@ const (
 )
 
 // newServer builds the server without starting it, and returns the address
-// that its frontend will have.
-func newServer(settings settings, logger log.Logger) (temporal.Server, string, error) {
+// that its frontend will have. The context is the server's life.
+func newServer(ctx context.Context, settings settings, logger log.Logger) (temporal.Server, string, error) {
 	host, portText, err := net.SplitHostPort(settings.frontendAddress)
 	if err != nil {
 		return nil, "", fmt.Errorf("reading the frontend address: %w", err)
@@ -51,7 +52,7 @@ func newServer(settings settings, logger log.Logger) (temporal.Server, string, e
 	}
 	frontendAddress := net.JoinHostPort(host, strconv.Itoa(ports[0]))
 	cfg := serverConfig(settings, services, frontendAddress)
-	server, err := temporal.NewServer(
+	options := []temporal.ServerOption{
 		temporal.WithConfig(cfg),
 		temporal.ForServices(temporal.DefaultServices),
 		// One host per service, known beforehand: without this the services
@@ -65,7 +66,16 @@ func newServer(settings settings, logger log.Logger) (temporal.Server, string, e
 		// tenth of its CPU time.
 		temporal.WithCustomMetricsHandler(metrics.NoopMetricsHandler),
 		temporal.WithLogger(logger),
-	)
+	}
+	if settings.batchCommits {
+		flusher, err := newPostgresFlusher(ctx, settings.postgres)
+		if err != nil {
+			return nil, "", err
+		}
+		go flusher.run(ctx)
+		options = append(options, temporal.WithChainedFrontendGrpcInterceptors(flusher.intercept))
+	}
+	server, err := temporal.NewServer(options...)
 	if err != nil {
 		return nil, "", fmt.Errorf("building the Temporal services: %w", err)
 	}
@@ -73,6 +83,12 @@ func newServer(settings settings, logger log.Logger) (temporal.Server, string, e
 }
 
 func serverConfig(settings settings, services map[string]config.Service, frontendAddress string) *config.Config {
+	main := sqlConfig(settings.postgres, mainDatabase, mainMaxConns)
+	visibility := sqlConfig(settings.postgres, visibilityDatabase, visibilityMaxConns)
+	if settings.batchCommits {
+		main.ConnectAttributes["synchronous_commit"] = "off"
+		visibility.ConnectAttributes["synchronous_commit"] = "off"
+	}
 	return &config.Config{
 		Global: config.Global{},
 		Persistence: config.Persistence{
@@ -80,8 +96,8 @@ func serverConfig(settings settings, services map[string]config.Service, fronten
 			VisibilityStore:  visibilityDatabase,
 			NumHistoryShards: int32(settings.historyShards),
 			DataStores: map[string]config.DataStore{
-				mainDatabase:       {SQL: sqlConfig(settings.postgres, mainDatabase, mainMaxConns)},
-				visibilityDatabase: {SQL: sqlConfig(settings.postgres, visibilityDatabase, visibilityMaxConns)},
+				mainDatabase:       {SQL: main},
+				visibilityDatabase: {SQL: visibility},
 			},
 		},
 		ClusterMetadata: &cluster.Config{
@@ -132,6 +148,11 @@ func dynamicConfig() dynamicconfig.StaticClient {
 		// forward tasks and pollers to each other.
 		dynamicconfig.MatchingNumTaskqueueReadPartitions.Key():  1,
 		dynamicconfig.MatchingNumTaskqueueWritePartitions.Key(): 1,
+
+		// Bookkeeping for features and health checks that nobody here uses.
+		dynamicconfig.ExternalPayloadsEnabled.Key():                   false,
+		dynamicconfig.PersistenceHealthSignalMetricsEnabled.Key():     false,
+		dynamicconfig.PersistenceHealthSignalAggregationEnabled.Key(): false,
 
 		// Loopback only: no question to the vendor about newer versions.
 		dynamicconfig.EnableServerVersionCheck.Key(): false,

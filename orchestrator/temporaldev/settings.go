@@ -21,6 +21,7 @@ type settings struct {
 	addressFile     string
 	logLevel        string
 	historyShards   int
+	batchCommits    bool
 }
 
 // logLevels are the levels that the server's logger knows.
@@ -46,6 +47,8 @@ func parseSettings(args []string, errOut io.Writer) (settings, error) {
 	addressFile := flags.String("address-file", "", "`path` of a file that receives the frontend's host:port, written in one step once the server serves (default none)")
 	logLevel := flags.String("log-level", "warn", "lowest `level` written to standard error: "+strings.Join(logLevels, ", "))
 	historyShards := flags.Int("history-shards", 4, "`count` of history shards; fixed when the databases are created, ignored afterwards")
+	batchCommits := flags.Bool("batch-commits", false, "wait for the disk once before each reply instead of at every commit; nothing that was replied is lost, provided\n"+
+		"that Postgres does not restart under this process (set restart_after_crash=off and end both together)")
 	if err := flags.Parse(args); err != nil {
 		return settings{}, err
 	}
@@ -80,6 +83,7 @@ func parseSettings(args []string, errOut io.Writer) (settings, error) {
 		addressFile:     *addressFile,
 		logLevel:        *logLevel,
 		historyShards:   *historyShards,
+		batchCommits:    *batchCommits,
 	}, nil
 }
 
