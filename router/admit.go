@@ -48,6 +48,9 @@ func (c *Core) blocksFit(s *session, w *instance) bool {
 	if c.cfg.Reserve == ReserveNone || w.protected() == 0 {
 		return true
 	}
+	if c.looksAhead() {
+		return w.blocksOfPeak(c.peakTokensWith(s, w)) <= w.budgetBlocks
+	}
 	return w.reservedBlocks+c.asking(s, w) <= w.budgetBlocks
 }
 
@@ -209,7 +212,7 @@ func (c *Core) place(s *session) *instance {
 		c.candidates = append(c.candidates, Candidate{
 			Instance: w.id, CostSeconds: c.cost(s, w, w.hitTokens), QueueSeconds: w.backlogSeconds(),
 			CachedTokens: w.hitTokens, Protected: w.protected(), Cap: w.cap,
-			ReservedBlocks: w.reservedBlocks, BudgetBlocks: w.budgetBlocks,
+			ReservedBlocks: c.reservedNow(w), BudgetBlocks: w.budgetBlocks,
 			InFlight: w.inFlight, LastAdmission: w.lastAdmission,
 		})
 	}
@@ -364,7 +367,7 @@ func (c *Core) numbersAt(s *session, w *instance) Numbers {
 	n := Numbers{
 		BaseCap: w.baseCap, Cap: w.cap, Protected: w.protected(), Pending: w.pending,
 		ClassProtected: w.byClass[s.class.index],
-		ReservedBlocks: w.reservedBlocks, BudgetBlocks: w.budgetBlocks,
+		ReservedBlocks: c.reservedNow(w), BudgetBlocks: w.budgetBlocks,
 		KBarBlocks:  float64(s.class.kBarTokens) / float64(w.blockTokens),
 		TBarSeconds: s.class.tBarSeconds, Demand: c.demand(w, s.class),
 		PromptTokens: s.promptTokens, QueueSeconds: w.backlogSeconds(),
@@ -372,7 +375,7 @@ func (c *Core) numbersAt(s *session, w *instance) Numbers {
 	if s.inst == w {
 		n.ReserveBlocks = s.reserveBlocks
 	} else {
-		n.ReserveBlocks = c.asking(s, w)
+		n.ReserveBlocks = c.reservesAt(s, w)
 	}
 	if c.cfg.Admission != AdmitAll {
 		share := c.sharesOf(w)[s.class.index]

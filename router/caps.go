@@ -22,7 +22,8 @@ func (c *Core) baseCapOf(w *instance) int {
 	if c.cfg.Footprint.FloorByLive && w.protected() > 0 {
 		reference = math.Max(reference, float64(w.liveBlocks)/float64(w.protected()))
 	}
-	return int(min(max(1, c.cfg.Caps.Margin*float64(w.budgetBlocks)/reference), unbounded))
+	margin := 1 + (c.cfg.Caps.Margin-1)*c.confidence
+	return int(min(max(1, margin*float64(w.budgetBlocks)/reference), unbounded))
 }
 
 // relearn is the slow loop: references and base caps follow what sessions turned
@@ -33,6 +34,7 @@ func (c *Core) relearn(out []Decision) []Decision {
 		maxTokens = c.limits[n-1]
 	}
 	c.learnClasses(maxTokens)
+	c.learnAhead()
 	c.dirty = true
 	for _, w := range c.instances {
 		c.refitAll(w)
@@ -85,6 +87,7 @@ func (c *Core) learnClasses(maxTokens int64) {
 		return
 	}
 	neutral := pooled / arrivals
+	c.confidence = confidence
 	for _, cl := range c.classList {
 		cl.shareSeconds = neutral + (cl.tBarSeconds-neutral)*confidence
 	}
@@ -118,7 +121,7 @@ func (c *Core) sharesOf(w *instance) []quota.Share {
 func (c *Core) capDecision(w *instance, why Reason) Decision {
 	return Decision{Kind: CapChanged, Reason: why, At: c.now, Instance: w.id, Numbers: Numbers{
 		BaseCap: w.baseCap, Cap: w.cap, Protected: w.protected(), Pending: w.pending,
-		ReservedBlocks: w.reservedBlocks, BudgetBlocks: w.budgetBlocks,
+		ReservedBlocks: c.reservedNow(w), BudgetBlocks: w.budgetBlocks,
 		KBarBlocks: c.footprintTokens / float64(w.blockTokens),
 	}}
 }

@@ -1,6 +1,9 @@
 package router
 
-import "holdfast/router/residency"
+import (
+	"holdfast/router/forecast"
+	"holdfast/router/residency"
+)
 
 // class is one workload class: its demand, its queues and its references.
 type class struct {
@@ -13,6 +16,8 @@ type class struct {
 	queues        []waitQueue // by tier
 
 	lifetimes *residency.Estimator
+	// ahead forecasts footprints, for ReserveAhead only.
+	ahead *forecast.Table
 	// arrivals is the class's decayed share in the sessions that asked so far.
 	arrivals float64
 	// kBarTokens and tBarSeconds are k-bar_b and T-bar_b as of the last slow loop;
@@ -49,6 +54,9 @@ func (c *Core) classOf(id ClassID) *class {
 		kBarTokens:   int64(f.PriorTokens),
 		tBarSeconds:  f.PriorSeconds,
 		shareSeconds: f.PriorSeconds,
+	}
+	if c.looksAhead() {
+		cl.ahead = forecast.New(c.cfg.Forecast)
 	}
 	for tier := range cl.queues {
 		cl.queues[tier] = waitQueue{class: cl, tier: tier}

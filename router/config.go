@@ -3,6 +3,8 @@ package router
 import (
 	"errors"
 	"fmt"
+
+	"holdfast/router/forecast"
 )
 
 // AdmissionMode is the closed set of admission rules, in the paper's order of
@@ -49,6 +51,9 @@ const (
 	// ReserveCurrent reserves k_s once snapshots show it, and max(k_s, k-bar_b) for
 	// sessions that ask, are pending, or are at an instance that is not seen fresh.
 	ReserveCurrent
+	// ReserveAhead reserves what is expected of each session over the horizon of
+	// Forecast; the sum's peak must fit.
+	ReserveAhead
 	// ReserveNone leaves the cap on sessions as the only bound.
 	ReserveNone
 )
@@ -62,6 +67,8 @@ func (m ReserveMode) String() string {
 		return "mean"
 	case ReserveCurrent:
 		return "current"
+	case ReserveAhead:
+		return "ahead"
 	case ReserveNone:
 		return "none"
 	}
@@ -118,8 +125,10 @@ type Config struct {
 	DeadlineBoostSeconds   float64
 
 	Footprint FootprintConfig
-	Caps      CapsConfig
-	Pressure  PressureConfig
+	// Forecast is used with ReserveAhead.
+	Forecast forecast.Config
+	Caps     CapsConfig
+	Pressure PressureConfig
 
 	// DefaultClass is the class of sessions without a label.
 	DefaultClass ClassID
@@ -200,15 +209,15 @@ type PressureConfig struct {
 func DefaultConfig() Config {
 	return Config{
 		Admission:              AdmitSessions,
-		Reserve:                ReserveCurrent,
-		ProtectedShare:         0.95,
+		Reserve:                ReserveAhead,
+		ProtectedShare:         0.93,
 		Borrow:                 true,
 		ClassFloorShare:        0.10,
-		ReadmitBelowShare:      0.5,
+		ReadmitBelowShare:      0.75,
 		ReadmitBoostSeconds:    3600,
 		EventLagSeconds:        1,
 		Placement:              LowestCost,
-		PlacementSlackSeconds:  0.05,
+		PlacementSlackSeconds:  1,
 		RerouteMarginSeconds:   5,
 		AvoidSeconds:           30,
 		SiblingMinTokens:       512,
@@ -217,9 +226,10 @@ func DefaultConfig() Config {
 		DeadlineBoostSeconds:   600,
 		Footprint: FootprintConfig{
 			PriorTokens: 32768, PriorSeconds: 300, PriorSessions: 2, WindowSessions: 128,
-			CensoringAware: true, FloorByLive: true, NeutralSessions: 16,
+			CensoringAware: true, NeutralSessions: 16,
 		},
-		Caps: CapsConfig{PeriodSeconds: 10, Margin: 1.05, RiseShare: 0.03},
+		Forecast: forecast.DefaultConfig(),
+		Caps:     CapsConfig{PeriodSeconds: 10, Margin: 1.5, RiseShare: 0.03},
 		Pressure: PressureConfig{
 			Enabled: true, WindowSeconds: 10, MinTokens: 50_000, HitGap: 0.05, ConfirmWindows: 2,
 			QueueShare: 0.1, QueueSeconds: 30,
@@ -238,6 +248,9 @@ func MISAT() Config {
 	c := DefaultConfig()
 	c.Admission = AdmitSpaceTime
 	c.Reserve = ReserveMax
+	c.ReadmitBelowShare = 0.5
+	c.ProtectedShare = 0.95
+	c.Footprint.FloorByLive = true
 	c.Caps.Margin = 1
 	c.Borrow = false
 	c.ClassFloorShare = 0
@@ -319,6 +332,9 @@ func (c *Config) Validate() error {
 	positive("Footprint.PriorSessions", f.PriorSessions)
 	check(f.WindowSessions >= 2 && f.WindowSessions < 1e9, "Footprint.WindowSessions", f.WindowSessions)
 	notNegative("Footprint.NeutralSessions", f.NeutralSessions)
+	if c.Reserve == ReserveAhead {
+		errs = append(errs, c.Forecast.Validate())
+	}
 	positive("Caps.PeriodSeconds", c.Caps.PeriodSeconds)
 	check(c.Caps.Margin > 0 && c.Caps.Margin <= 10, "Caps.Margin", c.Caps.Margin)
 	check(c.Caps.RiseShare > 0, "Caps.RiseShare", c.Caps.RiseShare)

@@ -27,6 +27,8 @@ type Core struct {
 	limits        []int64
 	newestVersion int64
 	// footprintTokens is the pool's reference footprint for base caps.
+	// confidence is how far every class has a history of its own, 0 to 1.
+	confidence      float64
 	footprintTokens float64
 
 	// queued counts held sessions in queues, waitingCount all held and unplaced.

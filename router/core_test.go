@@ -188,7 +188,8 @@ func TestColdStartCap(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.Footprint.CensoringAware = aware
 		cfg.Footprint.FloorByLive = false
-		cfg.Caps.RiseShare = 10
+		cfg.Caps.Margin = 1
+		cfg.Caps.Margin, cfg.Caps.RiseShare = 1, 10
 		w := newWorld(t, cfg, 1)
 		w.join("a", 200_000, 0)
 		var long []*rollout

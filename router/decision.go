@@ -27,7 +27,8 @@ type Numbers struct {
 	// are there for information in AdmitSessions.
 	ClassCap, ClassProtected int
 	ClassQuotaBlocks         int64
-	// ReservedBlocks is the sum of reservations, ReserveBlocks this session's own
+	// ReservedBlocks is the sum of reservations (with forecasts: the peak expected
+	// within the horizon), ReserveBlocks this session's own
 	// k~_s, BudgetBlocks is C_w. Headroom is BudgetBlocks - ReservedBlocks, which
 	// may be negative.
 	ReservedBlocks, ReserveBlocks, BudgetBlocks int64

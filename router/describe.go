@@ -61,6 +61,9 @@ func (c *Core) appendInstance(b []byte, w *instance) []byte {
 		w.id, state, w.policyVersion, w.cap, w.baseCap, w.protected(), w.pending,
 		w.reservedBlocks, w.liveBlocks, w.budgetBlocks, w.backlogTokens, w.inFlight,
 		short(w.prefillRate()), c.index.InstanceBlocks(w.slot))
+	if c.looksAhead() {
+		b = fmt.Appendf(b, " ahead=%d", c.reservedNow(w))
+	}
 	p := &w.pressure
 	b = fmt.Appendf(b, " hit=%s/%s degraded=%d contracted=%t", short(p.hit), short(p.reference), p.degradedWindows, p.contracted)
 	for _, cl := range sortedBy(c.classList, func(a, b *class) int { return cmpString(a.id, b.id) }) {

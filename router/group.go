@@ -86,6 +86,7 @@ func (c *Core) joinPlace(s *session, w *instance) {
 		p = &s.group.places[len(s.group.places)-1]
 		w.reservedBlocks += shared
 		w.liveBlocks += shared
+		w.placeBlocks += shared
 	}
 	p.members++
 }
@@ -106,6 +107,7 @@ func (c *Core) leavePlace(s *session, w *instance) {
 	}
 	w.reservedBlocks -= p.sharedBlocks
 	w.liveBlocks -= p.sharedBlocks
+	w.placeBlocks -= p.sharedBlocks
 	last := len(g.places) - 1
 	*p = g.places[last]
 	g.places[last] = place{}
@@ -122,6 +124,7 @@ func (c *Core) refitPlaces(w *instance) {
 		blocks := p.sharedTokens / w.blockTokens
 		w.reservedBlocks += blocks - p.sharedBlocks
 		w.liveBlocks += blocks - p.sharedBlocks
+		w.placeBlocks += blocks - p.sharedBlocks
 		p.sharedBlocks = blocks
 	}
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"holdfast/router/forecast"
 	"holdfast/router/quota"
 )
 
@@ -32,6 +33,10 @@ type instance struct {
 	byClass        []int
 	reservedBlocks int64
 	liveBlocks     int64
+	// placeBlocks is the part of liveBlocks that groups share; ahead sums what is
+	// expected of the sessions beside it.
+	placeBlocks int64
+	ahead       forecast.Profile
 
 	// Prefill: measured throughput and the backlog of turns not yet started.
 	backlogTokens  int64

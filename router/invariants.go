@@ -3,6 +3,9 @@ package router
 import (
 	"errors"
 	"fmt"
+	"math"
+
+	"holdfast/router/forecast"
 )
 
 // CheckInvariants recounts everything that the core keeps incrementally, from the
@@ -39,7 +42,8 @@ func (k *checker) that(ok bool, format string, args ...any) {
 
 // instance recounts one instance's sums.
 func (k *checker) instance(w *instance) {
-	var pendingCount, inFlight, reserved, own, backlog, listed int64
+	var pendingCount, inFlight, reserved, own, backlog, listed, shared int64
+	var ahead forecast.Profile
 	byClass := make([]int, len(k.core.classList))
 	for _, s := range k.core.sessions {
 		if s.inst != w {
@@ -51,6 +55,7 @@ func (k *checker) instance(w *instance) {
 		byClass[s.class.index]++
 		reserved += s.reserveBlocks
 		own += s.ownBlocks
+		ahead.Add(&s.ahead)
 		backlog += s.backlogTokens
 		if s.phase == pending {
 			pendingCount++
@@ -66,6 +71,7 @@ func (k *checker) instance(w *instance) {
 		if p := g.placeAt(w); p != nil {
 			reserved += p.sharedBlocks
 			own += p.sharedBlocks
+			shared += p.sharedBlocks
 		}
 	}
 	k.equal(int64(len(w.sessions)), listed, "%s sessions", w.id)
@@ -73,6 +79,10 @@ func (k *checker) instance(w *instance) {
 	k.equal(int64(w.inFlight), inFlight, "%s in flight", w.id)
 	k.equal(w.reservedBlocks, reserved, "%s reserved blocks", w.id)
 	k.equal(w.liveBlocks, own, "%s live blocks", w.id)
+	k.equal(w.placeBlocks, shared, "%s shared blocks", w.id)
+	for h := range ahead {
+		k.that(math.Abs(ahead[h]-w.ahead[h]) < 1+1e-6*ahead[h], "%s expects %.1f tokens at point %d, recounted %.1f", w.id, w.ahead[h], h, ahead[h])
+	}
 	k.equal(w.backlogTokens, backlog, "%s backlog tokens", w.id)
 	for i, cl := range k.core.classList {
 		k.equal(int64(w.byClass[i]), int64(byClass[i]), "%s protected %s", w.id, cl.id)

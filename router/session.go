@@ -3,6 +3,7 @@ package router
 import (
 	"fmt"
 
+	"holdfast/router/forecast"
 	"holdfast/router/prefix"
 )
 
@@ -79,6 +80,7 @@ type session struct {
 	// reserveBlocks and ownBlocks are what it adds to its instance's sums, without
 	// the group's shared blocks.
 	reserveBlocks, ownBlocks int64
+	ahead                    forecast.Profile
 	// backlogTokens are its predicted uncached prompt tokens until its turn starts.
 	backlogTokens int64
 	started       bool
@@ -103,8 +105,10 @@ type session struct {
 	// Residency: integrated up to observedAt at observedTokens.
 	observedAt     Nanos
 	observedTokens int64
-	residency      Nanos
-	tokenSeconds   float64
+	// observedContext is the same with the group's prompt counted whole.
+	observedContext int64
+	residency       Nanos
+	tokenSeconds    float64
 	// entered: its life is in its class's estimate; partial: only from a restoration on.
 	entered, partial bool
 }
@@ -164,7 +168,7 @@ func (c *Core) attach(s *session, w *instance) {
 	w.demandStamp++
 	c.joinPlace(s, w)
 	s.cachedBlocks = -1
-	s.observedAt, s.observedTokens = c.now, s.footprintTokens()
+	s.observedAt, s.observedTokens, s.observedContext = c.now, s.footprintTokens(), s.contextTokens
 	if !s.entered {
 		s.entered = true
 		if s.partial {
@@ -200,6 +204,7 @@ func (c *Core) detach(s *session) {
 	w.reservedBlocks -= s.reserveBlocks
 	w.liveBlocks -= s.ownBlocks
 	s.reserveBlocks, s.ownBlocks = 0, 0
+	c.unforesee(s)
 	c.leavePlace(s, w)
 	w.noteDeparture(c.now)
 	s.phase, s.inst = unplaced, nil
@@ -219,9 +224,13 @@ func (c *Core) refit(s *session) {
 	reserve := c.reservation(s, own, w)
 	shared := c.sharedAt(s, w)
 	own, reserve = max(1, own-shared), max(1, reserve-shared)
+	if reserve < s.reserveBlocks || c.looksAhead() {
+		c.dirty = true // there may be room that was not there before
+	}
 	w.reservedBlocks += reserve - s.reserveBlocks
 	w.liveBlocks += own - s.ownBlocks
 	s.reserveBlocks, s.ownBlocks = reserve, own
+	c.foresee(s)
 }
 
 func (c *Core) refitAll(w *instance) {
@@ -235,7 +244,7 @@ func (c *Core) reservation(s *session, blocks int64, w *instance) int64 {
 	switch c.cfg.Reserve {
 	case ReserveMean:
 		return w.blocksOf(s.class.kBarTokens)
-	case ReserveCurrent:
+	case ReserveCurrent, ReserveAhead:
 		if s.phase == active && w.observability == Fresh {
 			return blocks
 		}
@@ -265,9 +274,12 @@ func (c *Core) integrate(s *session, contextTokens int64) {
 	tokens := s.footprintTokens()
 	passed := max(0, c.now-s.observedAt)
 	s.class.lifetimes.Advance(s.observedTokens, tokens, seconds(passed))
+	if c.looksAhead() {
+		s.class.ahead.Advance(s.observedContext, contextTokens, seconds(passed))
+	}
 	s.residency += passed
 	s.tokenSeconds += seconds(passed) * float64(s.observedTokens+tokens) / 2
-	s.observedAt, s.observedTokens = c.now, tokens
+	s.observedAt, s.observedTokens, s.observedContext = c.now, tokens, contextTokens
 }
 
 // grow records a larger or changed context of a protected session.

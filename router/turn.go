@@ -292,6 +292,9 @@ func (c *Core) endSession(s *session, status EndStatus, out []Decision) []Decisi
 		} else {
 			s.class.lifetimes.End(s.observedTokens, seconds(s.residency), s.tokenSeconds)
 		}
+		if c.looksAhead() {
+			s.class.ahead.End(s.contextTokens)
+		}
 	}
 	c.dropSession(s)
 	c.dirty = true

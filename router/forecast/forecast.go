@@ -81,7 +81,7 @@ type Config struct {
 // DefaultConfig is the setting that did best in the simulator.
 func DefaultConfig() Config {
 	return Config{
-		HorizonSeconds: 600, WindowSessions: 64,
+		HorizonSeconds: 900, WindowSessions: 64,
 		PriorTokensPerSecond: 33, PriorLifeTokens: 50_000, PriorWeightTokens: 2_000,
 	}
 }
@@ -215,16 +215,17 @@ func (t *Table) walk(from int) ahead {
 		due := t.cfg.HorizonSeconds * pointShare(h)
 		for elapsed < due && t.pace[i] > 0 {
 			grown := t.pace[i] * (due - elapsed)
-			if i < binCount-1 {
-				grown = min(grown, float64(i+1)*binTokens-size)
+			room := float64(i+1)*binTokens - size
+			within := grown < room || i == binCount-1
+			if !within {
+				grown = room
 			}
-			elapsed += grown / t.pace[i]
 			size += grown
 			alive *= math.Exp(-t.hazard[i] * grown)
-			if elapsed >= due || i == binCount-1 {
+			if within {
 				break
 			}
-			size = float64(i+1) * binTokens
+			elapsed += grown / t.pace[i]
 			i++
 		}
 		elapsed = due

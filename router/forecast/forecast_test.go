@@ -54,7 +54,7 @@ func TestFixedLivesEndWhereTheyDid(t *testing.T) {
 	table.Learn()
 	// A young session will all be there, grown; one at the end will not.
 	young := table.Expect(1_000, 0)
-	within(t, "young after 600 s", young[Points-1], 31_000, 0.1)
+	within(t, "young at half the horizon", young[Points-2], 1_000+50*DefaultConfig().HorizonSeconds/2, 0.1)
 	old := table.Expect(39_000, 0)
 	if last := old[Points-1]; last > 0.5*39_000 {
 		t.Errorf("a session at the end of its life is expected to hold %.0f tokens after the horizon", last)
