@@ -12,19 +12,23 @@ import (
 // follows from its class's life table and what it holds now. The group's shared
 // prompt is counted once, for as long as a member is admitted.
 
+// unseenNanos after its admission a session counts as not observed.
+const unseenNanos Nanos = 60e9
+
 // looksAhead tells whether reservations are forecasts.
 func (c *Core) looksAhead() bool { return c.cfg.Reserve == ReserveAhead }
 
 // foresee brings a protected session's expected footprint in step with what is
 // known of it. Where sessions are not observed they may have grown since: then the
-// class's reference is the least that is assumed.
+// class's reference is the least that is assumed. The same goes for a session that
+// should have shown up in a snapshot by now and has not.
 func (c *Core) foresee(s *session) {
 	if !c.looksAhead() {
 		return
 	}
 	w := s.inst
 	tokens := s.contextTokens
-	if w.observability != Fresh {
+	if w.observability != Fresh || s.phase == pending && c.now-s.attachedAt > unseenNanos {
 		tokens = max(tokens, s.class.kBarTokens)
 	}
 	expected := s.class.ahead.Expect(tokens, min(tokens, c.sharedAt(s, w)*w.blockTokens))

@@ -213,7 +213,7 @@ func DefaultConfig() Config {
 		ProtectedShare:         0.93,
 		Borrow:                 true,
 		ClassFloorShare:        0.10,
-		ReadmitBelowShare:      0.75,
+		ReadmitBelowShare:      0.9,
 		ReadmitBoostSeconds:    3600,
 		EventLagSeconds:        1,
 		Placement:              LowestCost,
@@ -229,7 +229,7 @@ func DefaultConfig() Config {
 			CensoringAware: true, NeutralSessions: 16,
 		},
 		Forecast: forecast.DefaultConfig(),
-		Caps:     CapsConfig{PeriodSeconds: 10, Margin: 1.5, RiseShare: 0.03},
+		Caps:     CapsConfig{PeriodSeconds: 10, Margin: 2, RiseShare: 0.03},
 		Pressure: PressureConfig{
 			Enabled: true, WindowSeconds: 10, MinTokens: 50_000, HitGap: 0.05, ConfirmWindows: 2,
 			QueueShare: 0.1, QueueSeconds: 30,

@@ -274,3 +274,62 @@ func TestHotPathAllocatesNothing(t *testing.T) {
 		t.Fatalf("%.2f allocations in a cycle of eight events", n)
 	}
 }
+
+// TestReportAndExplain: the operator's view agrees with what decisions said, and
+// asking for it changes nothing.
+func TestReportAndExplain(t *testing.T) {
+	w := newWorld(t, MISAT(), 1)
+	w.join("b", 5000, 0)
+	w.join("a", 5000, 0)
+	var held *rollout
+	for range 12 {
+		r := w.open("agent", GroupID{}, 20_000, 0)
+		if w.ask(r); r.admittedAt == "" {
+			held = r
+		}
+	}
+	w.ask(w.open("rlhf", GroupID{}, 160, 0))
+	w.now += 7 * second
+	w.step(&Tick{At: w.now})
+	before := w.core.Describe()
+	r := w.core.Report()
+	if len(r.Instances) != 2 || r.Instances[0].Instance != "a" || len(r.Classes) != 2 || r.Classes[0].Class != "agent" || r.Sessions != 13 {
+		t.Fatalf("%+v", r)
+	}
+	agent := r.Classes[0]
+	if agent.Pending+agent.Held != 12 || agent.Held == 0 || agent.OldestHoldNanos != 7*second {
+		t.Fatalf("%+v", agent)
+	}
+	for _, in := range r.Instances {
+		if in.Cap < 1 || in.Protected > in.Cap || in.ReservedBlocks > in.BudgetBlocks || in.Classes[0].Demand != in.Classes[0].Protected+agent.Held || in.Classes[0].QuotaBlocks == 0 {
+			t.Fatalf("%+v", in)
+		}
+	}
+	if d, ok := w.core.Explain(held.id); !ok || d.Kind != Hold || d.Numbers.HeldNanos != 7*second {
+		t.Fatalf("%t %+v", ok, d)
+	}
+	if d, ok := w.core.Explain(sid(1)); !ok || d.Kind != Admit || d.Reason != NewSession {
+		t.Fatalf("%t %+v", ok, d)
+	}
+	if _, ok := w.core.Explain(sid(999)); ok {
+		t.Fatal("an unknown session was explained")
+	}
+	if w.core.Describe() != before {
+		t.Fatal("looking changed the state")
+	}
+}
+
+// TestUnseenSessionsCountAsGrown: without snapshots a session that was admitted
+// small is not taken to be small for ever.
+func TestUnseenSessionsCountAsGrown(t *testing.T) {
+	w := newWorld(t, DefaultConfig(), 1)
+	w.join("a", 100_000, 0)
+	for range 10 {
+		w.ask(w.open("rlvr", GroupID{}, 160, 0))
+	}
+	young := w.core.Report().Instances[0].ReservedBlocks
+	w.tick(120)
+	if grown := w.core.Report().Instances[0].ReservedBlocks; grown <= young {
+		t.Fatalf("%d blocks reserved after two minutes, %d at first", grown, young)
+	}
+}

@@ -76,6 +76,7 @@ type session struct {
 	// While pending or active.
 	inst        *instance
 	instIndex   int
+	attachedAt  Nanos
 	admitReason Reason
 	// reserveBlocks and ownBlocks are what it adds to its instance's sums, without
 	// the group's shared blocks.
@@ -161,7 +162,7 @@ func (c *Core) dropSession(s *session) {
 func (c *Core) attach(s *session, w *instance) {
 	c.countWaiting(s, -1)
 	s.phase = pending
-	s.inst, s.instIndex = w, len(w.sessions)
+	s.inst, s.instIndex, s.attachedAt = w, len(w.sessions), c.now
 	w.sessions = append(w.sessions, s)
 	w.pending++
 	w.byClass[s.class.index]++

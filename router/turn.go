@@ -95,10 +95,7 @@ func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision 
 		c.extendChain(s, ev)
 	}
 	if s.protected() {
-		d := Decision{Kind: Admit, Reason: s.admitReason, At: c.now, Session: s.id, Class: s.class.id, Turn: ev.Turn, Instance: s.inst.id}
-		d.Numbers = c.numbersAt(s, s.inst)
-		d.Numbers.PredictedCachedTokens, d.Numbers.CostSeconds = s.sentHitTokens, s.sentCostSeconds
-		return append(out, d)
+		return append(out, c.admitted(s, ev.Turn))
 	}
 	if ev.Turn == s.turn && (ev.Deadline != s.deadline || ev.FreshBy != s.freshBy) {
 		c.dequeue(s)
@@ -109,6 +106,14 @@ func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision 
 	}
 	c.answer = s
 	return out
+}
+
+// admitted is the Admit that a protected session's turn runs under, told again.
+func (c *Core) admitted(s *session, turn int) Decision {
+	d := Decision{Kind: Admit, Reason: s.admitReason, At: c.now, Session: s.id, Class: s.class.id, Turn: turn, Instance: s.inst.id}
+	d.Numbers = c.numbersAt(s, s.inst)
+	d.Numbers.PredictedCachedTokens, d.Numbers.CostSeconds = s.sentHitTokens, s.sentCostSeconds
+	return d
 }
 
 // lossOfProtection is why a protected session's turn may not simply go to its
