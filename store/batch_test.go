@@ -151,6 +151,36 @@ func TestBatchRefusals(t *testing.T) {
 	}
 }
 
+// TestContractChangesWhileABodyArrives: what counts is the contract at the release.
+func TestContractChangesWhileABodyArrives(t *testing.T) {
+	f := newFixture(t, 1)
+	ctx := t.Context()
+	without := store.Contract{Classes: []store.ClassShare{{Class: "agent", Share: 1}}, MaxConcurrency: 1}
+	for _, test := range []struct {
+		class   string
+		refused bool
+	}{{"agent", false}, {"rlhf", true}} {
+		_, err := f.PutContract(ctx, f.run.ID, contract(1))
+		must(t, err)
+		s := submission(t, f.run.ID, test.class, prompted("agent", 1), prompted(test.class, 1))
+		next := s.Next
+		s.Next = func() (*task.Spec, error) {
+			spec, err := next()
+			if err == io.EOF {
+				_, putErr := f.PutContract(ctx, f.run.ID, without)
+				must(t, putErr)
+			}
+			return spec, err
+		}
+		_, _, err = f.SubmitBatch(ctx, s)
+		var unknown *store.UnknownClassError
+		if errors.As(err, &unknown) != test.refused || (test.refused && unknown.Path != "tasks[1].class") || (!test.refused && err != nil) {
+			t.Errorf("a batch with %s: %v", test.class, err)
+		}
+	}
+	f.verify()
+}
+
 // TestBatchTakesStrangeJSON: what is valid JSON goes in and comes back as it was.
 func TestBatchTakesStrangeJSON(t *testing.T) {
 	f := newFixture(t, 1)

@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"sync"
 	"testing"
 	"time"
@@ -41,6 +42,24 @@ func TestOutboxDeliversAtLeastOnce(t *testing.T) {
 	must(t, err)
 	if in := time.Until(due); !ok || in < 30*time.Second || in > 60*time.Second {
 		t.Errorf("the next message is due in %v, %v", in, ok)
+	}
+}
+
+func TestClaimDoesNotWaitForAnotherClaimant(t *testing.T) {
+	f := newFixture(t, 10)
+	ctx := t.Context()
+	f.submit("one", repeat("agent", 3)...)
+	f.dispatch()
+	other := f.conn()
+	_, err := other.Exec(ctx, `begin`)
+	must(t, err)
+	_, err = other.Exec(ctx, `select from outbox order by id limit 1 for update`)
+	must(t, err)
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	rows, err := f.ClaimOutbox(ctx, 10, 60)
+	if err != nil || len(rows) != 2 {
+		t.Errorf("claimed %d messages, %v, want the 2 that are free", len(rows), err)
 	}
 }
 
