@@ -23,6 +23,9 @@ type Options struct {
 	// Setups and Policies restrict what is run, if not empty.
 	Setups   []string
 	Policies []string
+	// Scenarios restrict the stress list, if not empty; the undisturbed run is
+	// always there.
+	Scenarios []string
 	// Agents, if any, are recorded sessions that replace the drawn Agent sessions.
 	Agents []workload.Session
 	// MeasureSeconds shortens the measured part, if positive.

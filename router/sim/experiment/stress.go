@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"text/tabwriter"
 
 	"holdfast/router/sim"
@@ -92,6 +93,21 @@ func scenarios() []scenario {
 	)
 }
 
+// scenarios are those chosen, the undisturbed one first.
+func (o *Options) scenarios() []scenario {
+	all := scenarios()
+	if len(o.Scenarios) == 0 {
+		return all
+	}
+	chosen := all[:1]
+	for _, sc := range all[1:] {
+		if slices.Contains(o.Scenarios, sc.name) {
+			chosen = append(chosen, sc)
+		}
+	}
+	return chosen
+}
+
 // stressRuns are the runs of one scenario.
 type stressRuns struct {
 	scenario
@@ -108,7 +124,7 @@ func Stress(ctx context.Context, o Options) (*StressResult, error) {
 	for _, s := range setups {
 		runs := o.batch(s.Name + " stress")
 		var list []stressRuns
-		for _, sc := range scenarios() {
+		for _, sc := range o.scenarios() {
 			r := stressRuns{scenario: sc}
 			for _, seed := range o.seeds() {
 				cfg := o.disturbed(s, sc, seed)

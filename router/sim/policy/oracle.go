@@ -18,7 +18,7 @@ type OracleConfig struct {
 
 // DefaultOracle is the best of those compared on the tuning seeds.
 func DefaultOracle() OracleConfig {
-	return OracleConfig{FillShare: 0.98, HorizonSeconds: 300, Lookahead: 8}
+	return OracleConfig{FillShare: 0.95, HorizonSeconds: 600, Lookahead: 8}
 }
 
 const (
