@@ -92,11 +92,11 @@ type turnState struct {
 	waiting []chan answer
 }
 
-// command is one input of the loop: an event, a request for a turn, or a look at the core.
+// command is one input of the loop: an event, a request for a turn, or a look at the loop's state.
 type command struct {
 	event   router.Event
 	reply   chan answer
-	inspect func(*router.Core)
+	inspect func()
 }
 
 type answer struct {
@@ -173,7 +173,7 @@ func (l *Loop) drain() int {
 // step feeds one command to the core; records and replies gather until settle.
 func (l *Loop) step(cmd command) {
 	if cmd.inspect != nil {
-		cmd.inspect(l.core)
+		cmd.inspect()
 		return
 	}
 	stamp(cmd.event, l.cfg.Now())
@@ -360,18 +360,40 @@ func (l *Loop) Tell(ctx context.Context, event router.Event) error {
 
 // Describe returns the core's whole state in its stable text form.
 func (l *Loop) Describe(ctx context.Context) (string, error) {
-	text := make(chan string, 1)
-	err := l.send(ctx, command{inspect: func(core *router.Core) { text <- core.Describe() }})
-	if err != nil {
-		return "", err
+	return look(ctx, l, func() string { return l.core.Describe() })
+}
+
+// Sessions lists every session that is protected or has asked for a turn, in no
+// particular order.
+func (l *Loop) Sessions(ctx context.Context) ([]router.SessionID, error) {
+	return look(ctx, l, func() []router.SessionID {
+		known := make([]router.SessionID, 0, len(l.homes)+len(l.turns))
+		for session := range l.homes {
+			known = append(known, session)
+		}
+		for session := range l.turns {
+			if _, protected := l.homes[session]; !protected {
+				known = append(known, session)
+			}
+		}
+		return known
+	})
+}
+
+// look runs a function in the loop's goroutine, between two commands.
+func look[T any](ctx context.Context, l *Loop, f func() T) (T, error) {
+	var none T
+	result := make(chan T, 1)
+	if err := l.send(ctx, command{inspect: func() { result <- f() }}); err != nil {
+		return none, err
 	}
 	select {
-	case t := <-text:
-		return t, nil
+	case value := <-result:
+		return value, nil
 	case <-ctx.Done():
-		return "", ctx.Err()
+		return none, ctx.Err()
 	case <-l.done:
-		return "", ErrNotOwner
+		return none, ErrNotOwner
 	}
 }
 

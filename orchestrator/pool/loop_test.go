@@ -193,6 +193,25 @@ func TestLostJournalEndsTheLoopAndRefusesCallers(t *testing.T) {
 	}
 }
 
+func TestSessionsListsEachOnceUntilItEnds(t *testing.T) {
+	loop, ctx, _ := running(t, &ledger{})
+	for n := byte(1); n <= 3; n++ { // two admitted, one held
+		ask(t, ctx, loop, n, 0)
+	}
+	known, err := loop.Sessions(ctx)
+	if err != nil || len(known) != 3 {
+		t.Fatalf("known sessions %v, %v", known, err)
+	}
+	for n := byte(1); n <= 3; n++ {
+		if err := loop.Tell(ctx, &router.SessionEnded{Session: session(n), Status: router.Failed}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if known, err = loop.Sessions(ctx); err != nil || len(known) != 0 {
+		t.Fatalf("after all ended: %v, %v", known, err)
+	}
+}
+
 func TestRestoredSessionsKeepTheirPlaces(t *testing.T) {
 	journal := &ledger{}
 	loop, ctx, _ := running(t, journal,

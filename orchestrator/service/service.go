@@ -165,6 +165,10 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		r := relay{store: s.cfg.Store, temporal: s.cfg.Temporal, listener: s.cfg.Listener, messages: messages, cancelLocal: acts.CancelRunning, log: log}
 		return r.run(ctx)
 	})
+	term.Go(func() error {
+		r := reconciler{store: s.cfg.Store, loop: loop, forget: engines.Forget, log: log}
+		return r.run(ctx)
+	})
 	term.Go(func() error { return s.work(ctx, acts) })
 	s.owned.Store(&owned{epoch: epoch, loop: loop})
 	err = term.Wait()
