@@ -127,7 +127,10 @@ func extent(values []float64, fixedMin, fixedMax float64) (low, high float64) {
 	for _, v := range values {
 		low, high = min(low, v), max(high, v)
 	}
-	if len(values) == 0 || low == high {
+	if len(values) == 0 {
+		return 0, 1
+	}
+	if low == high {
 		return low - 1, high + 1
 	}
 	step := niceStep((high - low) / 5)
@@ -220,5 +223,5 @@ func escape(s string) string {
 
 // number prints a tick without the dust of binary fractions.
 func number(v float64) string {
-	return fmt.Sprintf("%g", math.Round(v*1e6)/1e6)
+	return fmt.Sprintf("%g", math.Round(v*1e6)/1e6+0)
 }
