@@ -131,6 +131,32 @@ func TestPlacementIsPluggable(t *testing.T) {
 	}
 }
 
+// TestLeastLoaded: the fewest turns in flight win, whatever is cached; ties go to
+// who has waited longest.
+func TestLeastLoaded(t *testing.T) {
+	cfg := DefaultConfig()
+	cfg.Placement = LeastLoaded
+	w := newWorld(t, cfg, 1)
+	w.join("a", 50_000, 0)
+	w.join("b", 50_000, 0)
+	var went []InstanceID
+	var first *rollout
+	for range 4 {
+		r := w.open("agent", GroupID{}, 16_000, 0)
+		w.ask(r)
+		went = append(went, r.admittedAt)
+		if first == nil {
+			first = r
+		}
+	}
+	w.end(first, 0, false)
+	r := w.open("agent", GroupID{}, 160, 0)
+	w.ask(r)
+	if went = append(went, r.admittedAt); fmt.Sprint(went) != "[a b a b a]" {
+		t.Fatal(went)
+	}
+}
+
 // TestRerouteWhenItPays: a continuation leaves an instance whose prefill backlog
 // costs more than a cold prefill elsewhere, unless somebody waits for that place.
 func TestRerouteWhenItPays(t *testing.T) {

@@ -15,7 +15,8 @@ type InstanceJoined struct {
 	BlockTokens    int
 	// MaxContextTokens bounds prompt plus output of one session there.
 	MaxContextTokens int64
-	// MaxRunning is the engine's own limit on requests in one batch, 0 if unknown.
+	// MaxRunning is the engine's own limit on requests in one batch, 0 if unknown. It
+	// is for the record: a limit that binds shows as a queue, which counts as pressure.
 	MaxRunning int
 	// PrefillTokensPerSecond is a prior for mu until turns have been measured.
 	PrefillTokensPerSecond float64

@@ -24,7 +24,6 @@ type instance struct {
 	blockTokens      int64
 	maxContextTokens int64
 	limitTokens      int64
-	maxRunning       int
 	budgetBlocks     int64
 
 	// The session ledger at this instance.
@@ -146,7 +145,6 @@ func (c *Core) instanceJoined(ev *InstanceJoined, out []Decision) []Decision {
 	if ev.MaxContextTokens > 0 {
 		w.limitTokens = min(w.limitTokens, ev.MaxContextTokens)
 	}
-	w.maxRunning = ev.MaxRunning
 	w.budgetBlocks = max(1, int64(float64(w.capacityBlocks)*c.cfg.ProtectedShare))
 	if first {
 		rate := c.cfg.PrefillTokensPerSecond

@@ -42,6 +42,9 @@ type InstanceReport struct {
 	BaseCap, Cap, Protected, Pending int
 	// ReservedBlocks of BudgetBlocks; LiveBlocks is what sessions hold as far as known.
 	ReservedBlocks, LiveBlocks, BudgetBlocks int64
+	// Running, Waiting, UsedBlocks and Preemptions are as the last snapshot told.
+	Running, Waiting        int
+	UsedBlocks, Preemptions int64
 	// PrefillTokensPerSecond is mu, QueueSeconds d.
 	PrefillTokensPerSecond, QueueSeconds float64
 	// Hit is h^, HealthyHit h*, Gap G of the last judged window; Contracted tells
@@ -113,6 +116,7 @@ func (c *Core) reportInstance(w *instance, classes []*class) InstanceReport {
 		Instance: w.id, Joined: w.joined, Draining: w.draining, Observability: w.observability, PolicyVersion: w.policyVersion,
 		BaseCap: w.baseCap, Cap: w.cap, Protected: w.protected(), Pending: w.pending,
 		ReservedBlocks: c.reservedNow(w), LiveBlocks: w.liveBlocks, BudgetBlocks: w.budgetBlocks,
+		Running: w.running, Waiting: w.waiting, UsedBlocks: w.usedBlocks, Preemptions: w.preemptions,
 		PrefillTokensPerSecond: w.prefillRate(), QueueSeconds: w.backlogSeconds(),
 		Hit: p.hit, HealthyHit: p.reference, Gap: p.gap, Contracted: p.contracted,
 	}

@@ -13,10 +13,7 @@
 // a binary search, a dozen probes for 100,000 tokens.
 package prefix
 
-import (
-	"math/bits"
-	"slices"
-)
+import "math/bits"
 
 const (
 	shardBits  = 10
@@ -379,19 +376,6 @@ func (x *Index) newSet(s set) uint32 {
 	}
 	x.overflow = append(x.overflow, s)
 	return uint32(len(x.overflow) - 1)
-}
-
-// AppendInstances appends the instances that hold a block, ascending.
-func (x *Index) AppendInstances(dst []int, h Hash) []int {
-	s := x.holders(h)
-	before := len(dst)
-	for w := range x.words {
-		for word := s[w]; word != 0; word &= word - 1 {
-			dst = append(dst, x.locations[w<<6+bits.TrailingZeros64(word)].instance)
-		}
-	}
-	slices.Sort(dst[before:])
-	return append(dst[:before], slices.Compact(dst[before:])...)
 }
 
 // holders is the set of live locations that hold a block.
