@@ -113,7 +113,7 @@ func (o *Options) compare(ctx context.Context, result *PaperResult, s Setup, reg
 		list[i].variants = result.narrowed(s, regime, list[i])
 		places[i] = make([][]**sim.Result, len(list[i].variants))
 		for v, variant := range list[i].variants {
-			for _, seed := range o.seeds() {
+			for _, seed := range o.seedsOf(regime) {
 				places[i][v] = append(places[i][v], runs.add(variant.spec, o.config(s, regime, seed, nil)))
 			}
 		}
@@ -138,6 +138,15 @@ func (o *Options) compare(ctx context.Context, result *PaperResult, s Setup, reg
 	relate(rows, bound)
 	result.Rows = append(result.Rows, rows...)
 	return nil
+}
+
+// seedsOf are fewer for end-to-end runs, which are several times longer.
+func (o *Options) seedsOf(regime Regime) []uint64 {
+	seeds := o.seeds()
+	if regime == EndToEnd {
+		return seeds[:(len(seeds)+2)/3]
+	}
+	return seeds
 }
 
 // narrowed limits the end-to-end sweeps to the settings that were best in the

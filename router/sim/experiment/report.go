@@ -38,7 +38,13 @@ func (r *PaperResult) WriteText(w io.Writer) error {
 }
 
 func (r *PaperResult) writeTable(w io.Writer, b Bounds) error {
-	fmt.Fprintf(w, "\n%s, %s: %d seeds, bound %.2f balanced samples/min\n", b.Config, b.Regime, len(r.Seeds), b.SamplesPerMinute)
+	seeds := 0
+	for i := range r.Rows {
+		if r.Rows[i].Config == b.Config && r.Rows[i].Regime == b.Regime {
+			seeds = r.Rows[i].Seeds
+		}
+	}
+	fmt.Fprintf(w, "\n%s, %s: %d seeds, bound %.2f balanced samples/min\n", b.Config, b.Regime, seeds, b.SamplesPerMinute)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
 	head := "policy\tceiling\tbal/min\tsd\tsamples/min\tvs request\tvs session\t±95%\tof oracle\tof bound\thit\tTV pp\tp95 agent\trlvr\trlhf\tp99 agent\trlvr\trlhf\tgroup p99\toldest hold\tpreempt\treversals/h\tpaper\t"
 	if b.Regime == EndToEnd {
