@@ -127,9 +127,9 @@ func (o *overload) leave(r *rollout) {
 // classes and borrowing.
 func TestHoldBound(t *testing.T) {
 	for name, cfg := range map[string]Config{"holdfast": DefaultConfig(), "misa-t-borrow": MISATBorrow(), "misa-t": MISAT(), "misa": MISA(), "session-admission": SessionAdmission()} {
-		for seed := range uint64(3) {
+		for seed := range uint64(2) {
 			t.Run(fmt.Sprintf("%s/%d", name, seed), func(t *testing.T) {
-				newOverload(t, cfg, seed).run(400)
+				newOverload(t, cfg, seed).run(220)
 			})
 		}
 	}
