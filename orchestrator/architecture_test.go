@@ -15,10 +15,11 @@ import (
 // longest matching prefix names a package's room. What is not listed may not be
 // imported, so a new direction is a decision made here.
 var allowed = map[string][]string{
-	"holdfast/router":                        {"holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix"},
+	"holdfast/router":                        {"holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/forecast"},
 	"holdfast/router/quota":                  {},
 	"holdfast/router/residency":              {},
 	"holdfast/router/prefix":                 {},
+	"holdfast/router/forecast":               {},
 	"holdfast/router/sim":                    {"holdfast/router", "holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/sim/instance", "holdfast/router/sim/workload"},
 	"holdfast/router/sim/instance":           {},
 	"holdfast/router/sim/workload":           {},
@@ -47,7 +48,7 @@ var allowed = map[string][]string{
 // pureRooms may not import these packages: the router's decisions must depend on
 // events alone.
 var (
-	pureRooms      = []string{"holdfast/router", "holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/sim/instance"}
+	pureRooms      = []string{"holdfast/router", "holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/forecast", "holdfast/router/sim/instance"}
 	impurePackages = []string{"os", "net", "net/http", "context", "log", "log/slog", "math/rand", "math/rand/v2", "sync", "runtime", "syscall"}
 )
 
