@@ -39,18 +39,6 @@ func TestEndSessionOnce(t *testing.T) {
 	f.verify()
 }
 
-func TestEndedAmong(t *testing.T) {
-	f := newFixture(t, 10)
-	f.submit("one", repeat("agent", 3)...)
-	ids := f.dispatch()
-	f.end(ids[1], router.Stale)
-	ended, err := f.EndedAmong(t.Context(), append(ids, uuid.New()))
-	must(t, err)
-	if len(ended) != 1 || ended[0] != (store.EndedSession{ID: ids[1], Status: router.Stale}) {
-		t.Errorf("ended are %+v", ended)
-	}
-}
-
 func TestEndSessionRefusals(t *testing.T) {
 	f := newFixture(t, 10)
 	f.submit("one", prompted("agent", 1))

@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"holdfast/router"
 	"holdfast/store"
 )
 
@@ -129,41 +128,5 @@ func TestGrantsAndCancelsGoToTheOutbox(t *testing.T) {
 	}
 	if m := messages[1]; m.Kind != store.OutboxCancel || m.SessionID != ids[1] || m.Reason != "no longer needed" {
 		t.Errorf("second message %+v", m)
-	}
-}
-
-func TestRequeueMessagesPutsBackWhatIsOwed(t *testing.T) {
-	f := newFixture(t, 3)
-	ctx := t.Context()
-	f.submit("one", repeat("agent", 5)...)
-	ids := f.dispatch()
-	f.decide(f.admit(ids[0], 0, "w1"), f.admit(ids[1], 0, "w1"))
-	f.commit(ids[1], 0)
-	_, err := f.CancelSession(ctx, ids[1], "enough")
-	must(t, err)
-	f.end(ids[2], router.Failed)
-	if n, err := f.RequeueMessages(ctx, "elsewhere"); err != nil || n != 0 {
-		t.Errorf("%d messages for a pool without sessions, %v", n, err)
-	}
-	// Three starts and a cancellation are in the outbox still; what is missing is the
-	// grant, which was given as the answer of a call.
-	if n, err := f.RequeueMessages(ctx, pool); err != nil || n != 1 {
-		t.Errorf("%d messages were put back, %v, want 1", n, err)
-	}
-	f.exec(`delete from outbox`)
-	if n, err := f.RequeueMessages(ctx, pool); err != nil || n != 4 {
-		t.Errorf("%d messages were put back, %v, want 4", n, err)
-	}
-	kinds := map[store.OutboxKind]int{}
-	rows, err := f.ClaimOutbox(ctx, 10, 60)
-	must(t, err)
-	for _, row := range rows {
-		kinds[row.Kind]++
-		if row.SessionID == ids[2] {
-			t.Errorf("an ended session is owed %+v", row)
-		}
-	}
-	if kinds[store.OutboxStart] != 2 || kinds[store.OutboxGrant] != 1 || kinds[store.OutboxCancel] != 1 {
-		t.Errorf("messages %v", kinds)
 	}
 }

@@ -201,26 +201,34 @@ func TestSampleWithoutLogprobs(t *testing.T) {
 // TestDamagedSampleIsNotDelivered: arrays that disagree are an error, never a
 // sample.
 func TestDamagedSampleIsNotDelivered(t *testing.T) {
-	for _, statement := range []string{
-		`delete from segments where turn = 1 and kind = 'appended' and run_id = $1`,
-		`delete from segments where turn = 2 and run_id = $1`,
-		`update segments set start_tokens = start_tokens + 1 where turn = 1 and run_id = $1`,
-		`update segments set tokens = tokens + 1 where turn = 0 and run_id = $1`,
-		`update segments set ids = substring(ids for 6) where turn = 0 and run_id = $1`,
-		`update samples set tokens = tokens + 1 where run_id = $1`,
+	f := newFixture(t, 10)
+	f.submit("one", repeat("agent", 6)...)
+	conn := f.conn()
+	ids := f.dispatch()
+	for i, statement := range []string{
+		`delete from segments where turn = 1 and kind = 'appended' and session_id = $1`,
+		`delete from segments where turn = 2 and session_id = $1`,
+		`update segments set start_tokens = start_tokens + 1 where turn = 1 and session_id = $1`,
+		`update segments set tokens = tokens + 1 where turn = 0 and session_id = $1`,
+		`update segments set ids = substring(ids for 6) where turn = 0 and session_id = $1`,
+		`update samples set tokens = tokens + 1 where session_id = $1`,
 	} {
-		f := newFixture(t, 10)
-		f.submit("one", prompted("agent", 1))
-		id := f.dispatch()[0]
+		id := ids[i]
 		f.decide(f.admit(id, 0, "w1"))
 		for number := range 3 {
 			f.commit(id, number)
 		}
 		f.end(id, router.Completed)
-		f.samples(store.SampleQuery{WithTokens: true})
-		f.exec(statement)
-		if _, err := f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, WithTokens: true}); err == nil {
+		if _, err := f.SampleOf(t.Context(), id); err != nil {
+			t.Fatal(err)
+		}
+		_, err := conn.Exec(t.Context(), statement, id)
+		must(t, err)
+		if _, err := f.SampleOf(t.Context(), id); err == nil {
 			t.Errorf("after %s the sample was delivered", statement)
 		}
+	}
+	if _, err := f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, WithTokens: true}); err == nil {
+		t.Error("a page with damaged samples was delivered")
 	}
 }
