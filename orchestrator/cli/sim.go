@@ -51,7 +51,9 @@ seconds, lengths are tokens, rates are per simulated minute or second as named.`
 		newSimExperiment("stress", "Holdfast under disturbances: wrong labels, late and lost observations, lost instances, shifts",
 			func(ctx context.Context, o experiment.Options) (textResult, error) { return experiment.Stress(ctx, o) }),
 		newSimExperiment("open-loop", "Backlog when samples arrive by themselves at 80, 85 and 90 % of the bound",
-			func(ctx context.Context, o experiment.Options) (textResult, error) { return experiment.OpenLoop(ctx, o) }),
+			func(ctx context.Context, o experiment.Options) (textResult, error) {
+				return experiment.OpenLoop(ctx, o)
+			}),
 		newSimExperiment("sensitivity", "Each parameter of the router core, changed one at a time, under drift",
 			func(ctx context.Context, o experiment.Options) (textResult, error) {
 				return experiment.Sensitivity(ctx, o)
