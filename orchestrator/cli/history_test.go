@@ -120,12 +120,12 @@ func (s *inProcess) await(ctx context.Context, t *testing.T, run uuid.UUID) *wir
 // histories returns the event histories of all runs of a workflow, oldest first.
 func (s *inProcess) histories(ctx context.Context, t *testing.T, session uuid.UUID) []*history.History {
 	t.Helper()
-	described, err := s.temporal.DescribeWorkflowExecution(ctx, session.String(), "")
+	described, err := s.temporal.DescribeWorkflow(ctx, session.String(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	var all []*history.History
-	for run := described.WorkflowExecutionInfo.FirstRunId; run != ""; {
+	for run := described.RawResponse.WorkflowExecutionInfo.FirstRunId; run != ""; {
 		h := &history.History{}
 		events := s.temporal.GetWorkflowHistory(ctx, session.String(), run, true, enums.HISTORY_EVENT_FILTER_TYPE_ALL_EVENT)
 		run = ""

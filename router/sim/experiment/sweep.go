@@ -21,7 +21,6 @@ type variant struct {
 type candidate struct {
 	name     string
 	variants []variant
-	only     []Regime
 }
 
 func fixed(spec sim.Spec) candidate {

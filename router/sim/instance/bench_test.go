@@ -22,12 +22,11 @@ type load struct {
 }
 
 type agentSession struct {
-	chain       *Chain
-	context     int
-	turnsLeft   int
-	growth      float64
-	long        bool
-	outstanding uint64
+	chain     *Chain
+	context   int
+	turnsLeft int
+	growth    float64
+	long      bool
 }
 
 type wake struct {
