@@ -1,6 +1,7 @@
 package store
 
 import (
+	"encoding/json"
 	"math"
 
 	"holdfast/router"
@@ -62,3 +63,6 @@ func finite(x float64) float64 {
 	}
 	return x
 }
+
+// EncodeNumbers writes a decision's numbers as they stand in stored events.
+func EncodeNumbers(n *router.Numbers) ([]byte, error) { return json.Marshal(numbersOf(n)) }

@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -10,11 +9,8 @@ import (
 	"time"
 
 	"holdfast/api"
-	"holdfast/api/wire"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
-	"holdfast/orchestrator/pool"
-	"holdfast/orchestrator/service"
 	"holdfast/router"
 )
 
@@ -43,22 +39,6 @@ func (prober) Discover(ctx context.Context, kind, url string) (api.EngineInfo, e
 		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
 		MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
 	}, nil
-}
-
-// describer shows the router's state through the API.
-type describer struct{ service *service.Service }
-
-// Describe returns the router's state, or api.ErrNotOwner.
-func (d describer) Describe(ctx context.Context, poolName string) (wire.RouterView, error) {
-	epoch, _ := d.service.Owner()
-	text, err := d.service.Describe(ctx, poolName)
-	if errors.Is(err, pool.ErrNotOwner) {
-		return wire.RouterView{}, api.ErrNotOwner
-	}
-	if err != nil {
-		return wire.RouterView{}, err
-	}
-	return wire.RouterView{Pool: poolName, At: time.Now().UTC(), Epoch: epoch, Text: text}, nil
 }
 
 // apiTokens turns ROLE:TOKEN into what the API accepts. The configuration has

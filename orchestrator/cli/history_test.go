@@ -271,8 +271,8 @@ func (s *inProcess) expectSession(ctx context.Context, t *testing.T, id uuid.UUI
 	if err := s.temporal.GetWorkflow(ctx, id.String(), "").Get(ctx, nil); err != nil {
 		t.Fatalf("the workflow ended with %v", err)
 	}
-	text, err := s.service.Describe(ctx, "default")
-	if err != nil || text == "" {
-		t.Fatalf("the router's state: %q, %v", text, err)
+	view, err := s.client.Router(ctx, "default")
+	if err != nil || view.Text == "" || len(view.Instances) != 1 || view.Instances[0].Protected != 0 || view.HeldTotal != 0 {
+		t.Fatalf("after the session ended the router shows %+v, %v", view, err)
 	}
 }

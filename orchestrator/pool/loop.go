@@ -76,7 +76,8 @@ type Loop struct {
 	turns    map[router.SessionID]*turnState
 	// homes is where each protected session was last durably admitted, so that a
 	// continuation that stays there needs no write.
-	homes map[router.SessionID]router.InstanceID
+	homes  map[router.SessionID]router.InstanceID
+	recent history
 	// Scratch space, reused between rounds.
 	decisions []router.Decision
 	records   []Recorded
@@ -265,6 +266,7 @@ func (l *Loop) settle(ctx context.Context, events int) error {
 
 // take turns one decision into a record and a reply.
 func (l *Loop) take(d *router.Decision) {
+	l.recent.add(*d)
 	switch d.Kind {
 	case router.Admit:
 		l.takeAdmit(d)
@@ -356,11 +358,6 @@ func (l *Loop) RequestTurn(ctx context.Context, request router.TurnRequested) (P
 // time of their own are stamped when they reach the core.
 func (l *Loop) Tell(ctx context.Context, event router.Event) error {
 	return l.send(ctx, command{event: event})
-}
-
-// Describe returns the core's whole state in its stable text form.
-func (l *Loop) Describe(ctx context.Context) (string, error) {
-	return look(ctx, l, func() string { return l.core.Describe() })
 }
 
 // Sessions lists every session that is protected or has asked for a turn, in no

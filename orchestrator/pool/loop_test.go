@@ -202,6 +202,11 @@ func TestSessionsListsEachOnceUntilItEnds(t *testing.T) {
 	if err != nil || len(known) != 3 {
 		t.Fatalf("known sessions %v, %v", known, err)
 	}
+	view, err := loop.View(ctx)
+	if err != nil || view.HeldTotal != 1 || view.Held[0].Session != session(3) || view.Held[0].Reason != router.AtCap ||
+		view.Report.Instances[0].Protected != 2 || view.Recent[0].Session != session(3) {
+		t.Fatalf("view of two admitted and one held: %+v, %v", view, err)
+	}
 	for n := byte(1); n <= 3; n++ {
 		if err := loop.Tell(ctx, &router.SessionEnded{Session: session(n), Status: router.Failed}); err != nil {
 			t.Fatal(err)
@@ -228,9 +233,9 @@ func TestRestoredSessionsKeepTheirPlaces(t *testing.T) {
 	if err := loop.Tell(ctx, &router.SessionEnded{Session: session(2), Status: router.Completed}); err != nil {
 		t.Fatal(err)
 	}
-	text, err := loop.Describe(ctx)
-	if err != nil || !strings.Contains(text, "e1") {
-		t.Fatalf("description %q, %v", text, err)
+	view, err := loop.View(ctx)
+	if err != nil || !strings.Contains(view.Text, "e1") || len(view.Report.Instances) != 1 || len(view.Recent) == 0 {
+		t.Fatalf("view %+v, %v", view, err)
 	}
 	// An answer comes after the records of its round, so those of the ending too.
 	ask(t, ctx, loop, 1, 3)

@@ -257,13 +257,15 @@ func (s *Service) Owner() (epoch int64, ok bool) {
 	return o.epoch, true
 }
 
-// Describe returns the router's whole state as text, or pool.ErrNotOwner.
-func (s *Service) Describe(ctx context.Context, name string) (string, error) {
+// View shows the router of this service's pool, or pool.ErrNotOwner for another
+// pool or while another process owns it.
+func (s *Service) View(ctx context.Context, name string) (view pool.View, epoch int64, err error) {
 	o := s.owned.Load()
 	if o == nil || name != s.cfg.Pool {
-		return "", pool.ErrNotOwner
+		return pool.View{}, 0, pool.ErrNotOwner
 	}
-	return o.loop.Describe(ctx)
+	view, err = o.loop.View(ctx)
+	return view, o.epoch, err
 }
 
 // monotonicUnix gives Unix nanoseconds that never run backwards while the process
