@@ -46,7 +46,7 @@ func Qwen() Setup {
 	return Setup{
 		Name: "qwen", Engine: instance.QwenLike(), Instances: 4, EndToEndInstances: 4,
 		Gaps: workload.GapsQwen, OuterPerInstance: 160,
-		RequestCeilings: []int{16, 32, 48, 64, 80, 96, 112, 128},
+		RequestCeilings: []int{16, 32, 48, 64, 80, 96, 112, 128, 144},
 		SessionCeilings: every(32, 60, 4),
 		BestSessions:    48,
 		ClassTotals:     []int{40, 44, 48, 52}, AgentShare: 0.45,
@@ -89,6 +89,10 @@ func (s Setup) Mixture() []sim.ComposedClass {
 	}
 }
 
+// measureSeconds is some three swings of the drift, so that the part of a swing
+// at which a run happens to end matters little.
+const measureSeconds = 6 * 3600
+
 // Config is a run of this setup.
 func (s Setup) Config(regime Regime, seed uint64) (sim.Config, error) {
 	instances := s.instances(regime)
@@ -100,7 +104,7 @@ func (s Setup) Config(regime Regime, seed uint64) (sim.Config, error) {
 		Seed: seed, Instances: slices.Repeat([]instance.Params{s.Engine}, instances), Source: source,
 		Trainer:       sim.Trainer{OuterConcurrency: s.OuterPerInstance * instances},
 		Observed:      sim.DefaultObservation(),
-		WarmUpSeconds: 5400, MeasureSeconds: 4 * 3600, RouterBlockTokens: 256,
+		WarmUpSeconds: 5400, MeasureSeconds: measureSeconds, RouterBlockTokens: 256,
 	}
 	if regime == EndToEnd {
 		cfg.WarmUpSeconds = 0
