@@ -32,12 +32,12 @@ demo: build postgres ## Run a mixed batch on two simulated engines and print a s
 
 .PHONY: test
 test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
-	$(GO) test ./...
+	$(GO) test -timeout 20m ./...
 	cd orchestrator/temporaldev && $(GO) vet ./...
 
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
-	$(GO) test -race ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./workflows/... ./store ./api
+	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./workflows/... ./store ./api
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, and the determinism check of workflow code
