@@ -133,7 +133,8 @@ func (c *child) stop(ctx context.Context, steps ...stopStep) error {
 		case <-time.After(time.Duration(step.seconds) * time.Second):
 		}
 	}
-	c.signal(syscall.SIGKILL)
+	// The whole group, for children of the child that would not notice.
+	_ = syscall.Kill(-c.pid, syscall.SIGKILL)
 	select {
 	case <-c.ended:
 		return nil

@@ -122,11 +122,13 @@ func (p *Postgres) DatabaseURL() string { return p.urlOf(DatabaseName) }
 func (p *Postgres) serverURL() string { return p.urlOf("") }
 
 func (p *Postgres) urlOf(database string) string {
+	query := url.Values{"host": {p.socketDir}, "port": {strconv.Itoa(postgresPort)}}.Encode()
 	address := url.URL{
-		Scheme:   "postgres",
-		User:     url.User(DatabaseName),
-		Path:     "/" + database,
-		RawQuery: url.Values{"host": {p.socketDir}, "port": {strconv.Itoa(postgresPort)}}.Encode(),
+		Scheme: "postgres",
+		User:   url.User(DatabaseName),
+		Path:   "/" + database,
+		// Clients of Postgres, unlike browsers, take a plus for a plus.
+		RawQuery: strings.ReplaceAll(query, "+", "%20"),
 	}
 	return address.String()
 }

@@ -193,16 +193,29 @@ func TestPostgresMissingNamesTheOneCommand(t *testing.T) {
 	}
 }
 
-// Socket paths are limited to 107 bytes, data directories are not.
-func TestPostgresBelowALongPath(t *testing.T) {
-	long := filepath.Join(testDir(t), strings.Repeat("long-directory-name/", 6))
-	postgres := startPostgres(t, Config{DataDir: long})
-	if got := query1[int](t, postgres.DatabaseURL(), "SELECT 1"); got != 1 {
-		t.Errorf("it answers %d", got)
-	}
-	t.Cleanup(func() { os.RemoveAll(postgres.socketDir) })
-	if strings.HasPrefix(postgres.socketDir, long) {
-		t.Errorf("the socket is at %s, beyond the limit", postgres.socketDir)
+// Socket paths are limited to 107 bytes, and their characters mean something to
+// clients and servers; data directories are free.
+func TestPostgresBelowUnusualPaths(t *testing.T) {
+	for name, test := range map[string]struct {
+		path   string
+		inside bool // the socket is in the data directory
+	}{
+		"long":  {strings.Repeat("long-directory-name/", 6), false},
+		"comma": {"a, b + 100%", false},
+		"space": {"my data", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			dataDir := filepath.Join(openTempDir(t), test.path)
+			postgres := startPostgres(t, Config{DataDir: dataDir})
+			if got := query1[int](t, postgres.DatabaseURL(), "SELECT 1"); got != 1 {
+				t.Errorf("it answers %d", got)
+			}
+			if inside := strings.HasPrefix(postgres.socketDir, dataDir); inside != test.inside {
+				t.Errorf("the socket is in %s", postgres.socketDir)
+			} else if !inside {
+				t.Cleanup(func() { os.RemoveAll(postgres.socketDir) })
+			}
+		})
 	}
 }
 

@@ -139,7 +139,10 @@ func initialise(ctx context.Context, config Config, home *postgresHome) error {
 	select {
 	case <-child.ended:
 	case <-ctx.Done():
-		return errors.Join(fmt.Errorf("creating a database cluster: %w", ctx.Err()), child.stop(ctx))
+		// initdb works through children of its own, which end when it does, but
+		// a moment later.
+		return errors.Join(fmt.Errorf("creating a database cluster: %w", ctx.Err()), child.stop(ctx),
+			endOrphans(context.WithoutCancel(ctx), unfinished, config.Progress))
 	}
 	if !child.endOK {
 		return child.deathError()
@@ -179,11 +182,12 @@ func removeStaleFiles(dataDir string) error {
 }
 
 // prepareSocketDir makes an empty private directory for the socket, in the data
-// directory where the path is short enough, else in the temporary directory.
+// directory where the path is short enough and free of characters that mean
+// something in a list of directories or hosts, else in the temporary directory.
 func prepareSocketDir(dataDir string, home postgresHome) (string, error) {
 	socketName := fmt.Sprintf(".s.PGSQL.%d", postgresPort)
 	directory := filepath.Join(filepath.Dir(home.dataDir), "socket")
-	if len(filepath.Join(directory, socketName)) > maxSocketPathBytes {
+	if len(filepath.Join(directory, socketName)) > maxSocketPathBytes || strings.ContainsAny(directory, `,"'\%+`) {
 		sum := sha256.Sum256([]byte(dataDir))
 		directory = filepath.Join(os.TempDir(), "holdfast-"+hex.EncodeToString(sum[:8]))
 		if len(filepath.Join(directory, socketName)) > maxSocketPathBytes {

@@ -267,8 +267,9 @@ func TestServersReportADeath(t *testing.T) {
 	}
 }
 
-// Ports that other programs like to have must not matter.
-func TestServersWithTakenPorts(t *testing.T) {
+// Ports that other programs like to have must not matter, nor spaces in paths.
+func TestServersWithTakenPortsAndSpaces(t *testing.T) {
+	dataDir := filepath.Join(openTempDir(t), "a directory with spaces")
 	for _, port := range []string{"5432", "7233", "8233"} {
 		listener, err := net.Listen("tcp", "127.0.0.1:"+port)
 		if err != nil {
@@ -276,7 +277,7 @@ func TestServersWithTakenPorts(t *testing.T) {
 		}
 		defer listener.Close()
 	}
-	servers := startServers(t, Config{DataDir: testDir(t)})
+	servers := startServers(t, Config{DataDir: dataDir})
 	temporal := dialTemporal(t, servers.TemporalAddress())
 	if _, err := temporal.DescribeTaskQueue(t.Context(), testQueue, enums.TASK_QUEUE_TYPE_WORKFLOW); err != nil {
 		t.Error(err)

@@ -6,10 +6,13 @@ import (
 	"fmt"
 	"net/url"
 
+	"github.com/iancoleman/strcase"
 	"github.com/jackc/pgx/v5"
+	"github.com/jmoiron/sqlx"
 	"go.temporal.io/server/common/config"
 	"go.temporal.io/server/common/log"
 	"go.temporal.io/server/common/persistence/sql/sqlplugin/postgresql"
+	"go.temporal.io/server/common/persistence/sql/sqlplugin/postgresql/driver"
 	"go.temporal.io/server/tools/common/schema"
 	temporalsql "go.temporal.io/server/tools/sql"
 )
@@ -103,31 +106,25 @@ func applySchema(postgres *url.URL, name, schemaName string, fresh bool, logger 
 	return nil
 }
 
-// sqlConfig translates the URL into the server's own terms. Host, user and
-// password travel as connection attributes because only those are escaped
-// correctly on their way into the driver, and because a socket directory
-// cannot be an address there.
+// sqlConfig connects by our URL as it is: the server's own way puts a URL
+// together from parts, and spaces in a password or socket directory get lost.
 func sqlConfig(postgres *url.URL, database string, maxConns int) *config.SQL {
-	attributes := map[string]string{}
-	for key, values := range postgres.Query() {
-		attributes[key] = values[0]
-	}
-	attributes["user"] = postgres.User.Username()
-	if password, given := postgres.User.Password(); given {
-		attributes["password"] = password
-	}
-	address := postgres.Host
-	if address == "" {
-		address = "localhost"
-	}
+	address := databaseURL(postgres, database)
 	return &config.SQL{
-		PluginName:        postgresql.PluginNamePGX,
-		DatabaseName:      database,
-		ConnectProtocol:   "tcp",
-		ConnectAddr:       address,
-		ConnectAttributes: attributes,
-		MaxConns:          maxConns,
-		MaxIdleConns:      maxConns,
+		PluginName:      postgresql.PluginNamePGX,
+		DatabaseName:    database,
+		ConnectProtocol: "tcp",    // required, not used
+		ConnectAddr:     database, // required, not used
+		Connect: func(*config.SQL) (*sqlx.DB, error) {
+			pool, err := (&driver.PGXDriver{}).CreateConnection(address)
+			if err != nil {
+				return nil, err
+			}
+			pool.SetMaxOpenConns(maxConns)
+			pool.SetMaxIdleConns(maxConns)
+			pool.MapperFunc(strcase.ToSnake) // columns are named after fields
+			return pool, nil
+		},
 	}
 }
 
@@ -136,4 +133,15 @@ func databaseURL(postgres *url.URL, database string) string {
 	withDatabase := *postgres
 	withDatabase.Path = "/" + database
 	return withDatabase.String()
+}
+
+// withoutWaiting is the URL for sessions that commit without waiting for the
+// disk.
+func withoutWaiting(postgres *url.URL) *url.URL {
+	changed := *postgres
+	if changed.RawQuery != "" {
+		changed.RawQuery += "&"
+	}
+	changed.RawQuery += "synchronous_commit=off"
+	return &changed
 }

@@ -83,11 +83,9 @@ func newServer(ctx context.Context, settings settings, logger log.Logger) (tempo
 }
 
 func serverConfig(settings settings, services map[string]config.Service, frontendAddress string) *config.Config {
-	main := sqlConfig(settings.postgres, mainDatabase, mainMaxConns)
-	visibility := sqlConfig(settings.postgres, visibilityDatabase, visibilityMaxConns)
+	postgres := settings.postgres
 	if settings.batchCommits {
-		main.ConnectAttributes["synchronous_commit"] = "off"
-		visibility.ConnectAttributes["synchronous_commit"] = "off"
+		postgres = withoutWaiting(postgres)
 	}
 	return &config.Config{
 		Global: config.Global{},
@@ -96,8 +94,8 @@ func serverConfig(settings settings, services map[string]config.Service, fronten
 			VisibilityStore:  visibilityDatabase,
 			NumHistoryShards: int32(settings.historyShards),
 			DataStores: map[string]config.DataStore{
-				mainDatabase:       {SQL: main},
-				visibilityDatabase: {SQL: visibility},
+				mainDatabase:       {SQL: sqlConfig(postgres, mainDatabase, mainMaxConns)},
+				visibilityDatabase: {SQL: sqlConfig(postgres, visibilityDatabase, visibilityMaxConns)},
 			},
 		},
 		ClusterMetadata: &cluster.Config{
