@@ -218,7 +218,7 @@ func recordedAgents(names []string) ([]workload.Session, error) {
 		}
 	}
 	specs, err := trace.ComposeFrom(trace.Composition{
-		Seed: 1, Agent: trace.ClassMix{Sessions: recordedSessions}, MinAgentTurns: 2,
+		Seed: 1, Agent: trace.ClassMix{Sessions: recordedSessions}, AgentTraces: names, MinAgentTurns: 2,
 		AgentSystemTokens: workload.PaperAgent(workload.GapsQwen).SharedTokens,
 		MaxContextTokens:  workload.PaperContextTokens, TimeScale: 1,
 	}, traces)
