@@ -24,7 +24,7 @@ $(BIN)/holdfast-temporal: $(wildcard orchestrator/temporaldev/*.go) orchestrator
 
 .PHONY: postgres
 postgres: ## Find a Postgres, or install one where that is allowed
-	@deploy/install-postgres.sh
+	@deploy/install-postgres.sh >/dev/null
 
 .PHONY: demo
 demo: build postgres ## Run a mixed batch on two simulated engines and print a summary

@@ -3,8 +3,6 @@ package cli
 import (
 	"context"
 	"fmt"
-	"maps"
-	"slices"
 	"strings"
 	"time"
 
@@ -62,12 +60,6 @@ var policies = map[string]func() router.Config{
 	"placement-only":    router.PlacementOnly,
 }
 
-// routerConfig is the core's configuration for a policy by name.
-func routerConfig(cfg config.Router) (router.Config, error) {
-	policy, ok := policies[cfg.Policy]
-	if !ok {
-		names := slices.Sorted(maps.Keys(policies))
-		return router.Config{}, &config.FieldError{Field: "router.policy", Problem: fmt.Sprintf("%q is none of %s", cfg.Policy, strings.Join(names, ", "))}
-	}
-	return policy(), nil
-}
+// routerConfig is the core's configuration for a policy by name; the configuration
+// has checked the name.
+func routerConfig(cfg config.Router) router.Config { return policies[cfg.Policy]() }

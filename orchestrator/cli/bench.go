@@ -73,6 +73,9 @@ Nothing else should be running. The last line is one JSON object.`,
 	held := cmd.Flags().Int("held", 2_000, "sessions to hold at once")
 	flags := addConfigFlags(cmd, benchConfig(), routerFlags, limitFlags, logFlags)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
+		if *held < 1 || *held > 20_000 {
+			return badInput(fmt.Errorf("--held: %d is not between 1 and 20,000", *held))
+		}
 		cfg, err := flags.load((*config.Config).ValidateDev)
 		if err != nil {
 			return err

@@ -19,7 +19,7 @@ the file, then the environment (HOLDFAST_DATABASE__URL is database.url), then fl
 	}
 	flags := addConfigFlags(cmd, config.Default(), poolFlags, databaseFlags, temporalFlags, routerFlags, limitFlags, devFlags, logFlags)
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := flags.load()
+		cfg, err := flags.load((*config.Config).ValidateDev)
 		if err != nil {
 			return err
 		}

@@ -42,7 +42,11 @@ directory: stop it, or kill it, and start it again, and every session goes on.`,
 		if !cmd.Flags().Changed("listen") {
 			cfg.Listen = freeAddress(cfg.Listen)
 		}
+		usual := flags.base.Listen
 		return runDev(cmd.Context(), cfg, log, cmd.OutOrStdout(), func(_ context.Context, address string) error {
+			if !cmd.Flags().Changed("listen") && address != usual {
+				fmt.Fprintf(cmd.OutOrStdout(), "%s is taken; for submit and watch: export HOLDFAST_URL=http://%s\n", usual, address)
+			}
 			fmt.Fprintf(cmd.OutOrStdout(), "API: http://%s   (Ctrl-C stops everything; the data stays in %s)\n", address, cfg.Dev.DataDir)
 			return nil
 		})

@@ -45,7 +45,8 @@ func badInput(err error) error {
 func Main(args []string, stdout, stderr io.Writer) int {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
-	root := newRoot()
+	began := false
+	root := newRoot(&began)
 	root.SetArgs(args)
 	root.SetOut(stdout)
 	root.SetErr(stderr)
@@ -56,13 +57,15 @@ func Main(args []string, stdout, stderr io.Writer) int {
 	fmt.Fprintln(stderr, "holdfast:", err)
 	var input *inputError
 	var field *config.FieldError
-	if errors.As(err, &input) || errors.As(err, &field) {
+	// What stops a command before it begins is a mistake in its flags or arguments.
+	if !began || errors.As(err, &input) || errors.As(err, &field) {
 		return exitBadInput
 	}
 	return exitFailed
 }
 
-func newRoot() *cobra.Command {
+// newRoot makes the command tree; began is set once a command's own work begins.
+func newRoot(began *bool) *cobra.Command {
 	root := &cobra.Command{
 		Use:   "holdfast",
 		Short: "Orchestrates RL rollouts on a shared pool of LLM inference engines",
@@ -76,24 +79,26 @@ own with nothing to set up.`,
 		SilenceUsage:  true,
 		SilenceErrors: true,
 		Args:          cobra.NoArgs,
+		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
-		return badInput(fmt.Errorf("%w (see %q)", err, cmd.CommandPath()+" --help"))
+		return fmt.Errorf("%w (see %q)", err, cmd.CommandPath()+" --help")
 	})
 	root.AddCommand(newDev(), newDemo(), newServe(), newMigrate(), newSubmit(), newWatch(), newEngine(), newBench(), newTrace(), NewSimCommand(), newConfig())
-	for _, cmd := range root.Commands() {
-		wrapArgs(cmd)
-	}
+	markBeginning(root, began)
 	return root
 }
 
-// wrapArgs makes a wrong number of arguments bad input like a wrong flag.
-func wrapArgs(cmd *cobra.Command) {
-	if check := cmd.Args; check != nil {
-		cmd.Args = func(cmd *cobra.Command, args []string) error { return badInput(check(cmd, args)) }
+// markBeginning lets every command say when its own work begins.
+func markBeginning(cmd *cobra.Command, began *bool) {
+	if run := cmd.RunE; run != nil {
+		cmd.RunE = func(cmd *cobra.Command, args []string) error {
+			*began = true
+			return run(cmd, args)
+		}
 	}
 	for _, sub := range cmd.Commands() {
-		wrapArgs(sub)
+		markBeginning(sub, began)
 	}
 }
 

@@ -17,7 +17,6 @@ import (
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/service"
-	"holdfast/router"
 	"holdfast/store"
 )
 
@@ -33,23 +32,19 @@ type stack struct {
 
 // newStack connects and wires; nothing runs until run is called.
 func newStack(ctx context.Context, cfg config.Config, log *slog.Logger) (*stack, error) {
-	policy, err := routerConfig(cfg.Router)
-	if err != nil {
-		return nil, badInput(err)
-	}
 	db, err := store.Open(ctx, store.Config{URL: cfg.Database.URL, MaxConnections: cfg.Database.MaxConnections, Logger: log})
 	if err != nil {
 		return nil, err
 	}
 	s := &stack{store: db, log: log}
-	if err := s.wire(ctx, cfg, policy); err != nil {
+	if err := s.wire(ctx, cfg); err != nil {
 		s.close()
 		return nil, err
 	}
 	return s, nil
 }
 
-func (s *stack) wire(ctx context.Context, cfg config.Config, policy router.Config) error {
+func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	listener, err := s.store.Listen(ctx)
 	if err != nil {
 		return err
@@ -64,7 +59,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config, policy router.Confi
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.service, err = service.New(service.Config{
-		Pool: cfg.Pool, Store: s.store, Listener: listener, Temporal: s.temporal, Router: policy,
+		Pool: cfg.Pool, Store: s.store, Listener: listener, Temporal: s.temporal, Router: routerConfig(cfg.Router),
 		NewClient:       engine.NewClient,
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,

@@ -10,6 +10,8 @@ import (
 	"net"
 	"net/url"
 	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
@@ -118,6 +120,9 @@ type FieldError struct{ Field, Problem string }
 // Error returns field and problem in one line.
 func (e *FieldError) Error() string { return e.Field + ": " + e.Problem }
 
+// Policies are the admission policies by name.
+var Policies = []string{"holdfast", "misa-t", "misa-t-paper", "misa", "session-admission", "placement-only"}
+
 var poolName = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
 
 // Validate checks what every command needs and returns the first *FieldError.
@@ -139,6 +144,8 @@ func (c *Config) Validate() error {
 		return &FieldError{"limits.context_cache_mib", fmt.Sprintf("%d MiB is not between 16 and 1,048,576", c.Limits.ContextCacheMiB)}
 	case c.Limits.EngineAttempts < 1 || c.Limits.EngineAttempts > 100:
 		return &FieldError{"limits.engine_attempts", fmt.Sprintf("%d is not between 1 and 100", c.Limits.EngineAttempts)}
+	case !slices.Contains(Policies, c.Router.Policy):
+		return &FieldError{"router.policy", fmt.Sprintf("%q is none of %s", c.Router.Policy, strings.Join(Policies, ", "))}
 	case c.Log.Format != "text" && c.Log.Format != "json":
 		return &FieldError{"log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)}
 	}
@@ -146,9 +153,12 @@ func (c *Config) Validate() error {
 }
 
 func (c *Config) validateListen() error {
-	host, _, err := net.SplitHostPort(c.Listen)
+	host, port, err := net.SplitHostPort(c.Listen)
 	if err != nil {
 		return &FieldError{"listen", fmt.Sprintf("%q is not host:port", c.Listen)}
+	}
+	if _, err := strconv.ParseUint(port, 10, 16); err != nil {
+		return &FieldError{"listen", fmt.Sprintf("port %q is not a number from 0 to 65,535", port)}
 	}
 	for i, t := range c.Tokens {
 		role, token, ok := strings.Cut(t, ":")

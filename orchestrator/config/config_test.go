@@ -23,6 +23,8 @@ func TestBadValuesNameTheirField(t *testing.T) {
 		"observe interval":   {func(c *Config) { c.Router.ObserveInterval = time.Hour }, (*Config).Validate, "router.observe_interval"},
 		"lease":              {func(c *Config) { c.Router.LeaseTTL = 0 }, (*Config).Validate, "router.lease_ttl"},
 		"no port":            {func(c *Config) { c.Listen = "localhost" }, (*Config).Validate, "listen"},
+		"port too large":     {func(c *Config) { c.Listen = "127.0.0.1:99999" }, (*Config).Validate, "listen"},
+		"policy":             {func(c *Config) { c.Router.Policy = "foo" }, (*Config).Validate, "router.policy"},
 		"open to the world":  {func(c *Config) { c.Listen = "0.0.0.0:80" }, (*Config).Validate, "listen"},
 		"every interface":    {func(c *Config) { c.Listen = ":80" }, (*Config).Validate, "listen"},
 		"token without role": {func(c *Config) { c.Tokens = []string{"operator:0123456789abcdef", "secret"} }, (*Config).Validate, "tokens[1]"},
@@ -62,6 +64,7 @@ func TestEachSourceStandsOverTheOneBefore(t *testing.T) {
 	}
 	t.Setenv("HOLDFAST_LIMITS__TURNS_IN_FLIGHT", "22")
 	t.Setenv("HOLDFAST_LOG__LEVEL", "error")
+	t.Setenv("HOLDFAST_URL", "http://127.0.0.1:1") // of the commands that call a service
 	t.Setenv("HOLDFAST_TOKENS", "viewer:0123456789abcdef,trainer:0123456789abcdef")
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	flags.String("log-level", "info", "")

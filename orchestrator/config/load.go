@@ -20,8 +20,9 @@ import (
 const EnvironmentPrefix = "HOLDFAST_"
 
 // environmentOnly are variables with the prefix that are no configuration field:
-// they point at binaries or at a database for tests.
+// they point at binaries, at a database for tests, or at a running service.
 var environmentOnly = map[string]bool{
+	"HOLDFAST_URL": true, "HOLDFAST_TOKEN": true,
 	"HOLDFAST_CONFIG": true, "HOLDFAST_POSTGRES_BIN": true, "HOLDFAST_TEMPORAL_BIN": true, "HOLDFAST_TEST_DATABASE_URL": true,
 }
 
