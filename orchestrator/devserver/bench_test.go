@@ -18,7 +18,6 @@ import (
 )
 
 const (
-	benchConcurrency    = 32
 	benchTurnsPerRun    = 100
 	clockTicksPerSecond = 100 // USER_HZ, the unit of /proc/PID/stat
 )
@@ -37,24 +36,21 @@ func benchSession(ctx workflow.Context, turns int) error {
 }
 
 // BenchmarkTurns measures what one turn, a regular activity that does nothing,
-// costs the servers when 32 sessions of 100 turns run at a time. One iteration
-// is one turn: run it with a fixed count, -benchtime 6400x.
+// costs the servers, for one session and for 32 sessions at a time. One
+// iteration is one turn: run it with a fixed count, -benchtime 6400x.
 func BenchmarkTurns(b *testing.B) {
-	for _, settings := range []map[string]string{
-		{},
-		{"synchronous_commit": "off"}, // for comparison only: loses commits when Postgres is killed
-	} {
-		b.Run(fmt.Sprint("settings=", settings), func(b *testing.B) { benchmarkTurns(b, settings) })
+	for _, sessions := range []int{1, 32} {
+		b.Run(fmt.Sprint("sessions=", sessions), func(b *testing.B) { benchmarkTurns(b, sessions) })
 	}
 }
 
-func benchmarkTurns(b *testing.B, settings map[string]string) {
-	servers := startServers(b, Config{DataDir: testDir(b), PostgresSettings: settings})
+func benchmarkTurns(b *testing.B, sessions int) {
+	servers := startServers(b, Config{DataDir: testDir(b)})
 	temporal := dialTemporal(b, servers.TemporalAddress())
 	w := worker.New(temporal, testQueue, worker.Options{
 		// A task that finds a poller waiting is handed over in memory; one that
 		// does not is written to Postgres first.
-		MaxConcurrentWorkflowTaskPollers: benchConcurrency,
+		MaxConcurrentWorkflowTaskPollers: 32,
 		MaxConcurrentActivityTaskPollers: 4, // activities are dispatched eagerly
 	})
 	w.RegisterWorkflow(benchSession)
@@ -63,11 +59,11 @@ func benchmarkTurns(b *testing.B, settings map[string]string) {
 		b.Fatal(err)
 	}
 	defer w.Stop()
-	runTurns(b, temporal, "warm-up", benchConcurrency)
+	runTurns(b, temporal, "warm-up", sessions, 2*sessions)
 
 	temporalBefore, postgresBefore, oursBefore := cpuOf(b, servers)
 	b.ResetTimer()
-	runTurns(b, temporal, "measured", b.N)
+	runTurns(b, temporal, "measured", sessions, b.N)
 	b.StopTimer()
 	temporalAfter, postgresAfter, oursAfter := cpuOf(b, servers)
 	perTurn := func(before, after time.Duration) float64 { return (after - before).Seconds() * 1000 / float64(b.N) }
@@ -78,13 +74,13 @@ func benchmarkTurns(b *testing.B, settings map[string]string) {
 	b.ReportMetric(residentMiB(b, servers.temporal.child.pid), "temporal-MiB")
 }
 
-// runTurns spreads the turns over sessions that run 32 at a time.
-func runTurns(b *testing.B, temporal client.Client, prefix string, turns int) {
+// runTurns spreads the turns over runs of at most 100 turns, so many at a time.
+func runTurns(b *testing.B, temporal client.Client, prefix string, sessions, turns int) {
 	var next atomic.Int64
-	var sessions sync.WaitGroup
-	perSession := min(benchTurnsPerRun, (turns+benchConcurrency-1)/benchConcurrency)
-	for range benchConcurrency {
-		sessions.Go(func() {
+	var running sync.WaitGroup
+	perSession := min(benchTurnsPerRun, (turns+sessions-1)/sessions)
+	for range sessions {
+		running.Go(func() {
 			for {
 				number := int(next.Add(1)) - 1
 				mine := min(perSession, turns-number*perSession)
@@ -103,7 +99,7 @@ func runTurns(b *testing.B, temporal client.Client, prefix string, turns int) {
 			}
 		})
 	}
-	sessions.Wait()
+	running.Wait()
 }
 
 // BenchmarkStart measures the way from nothing, or from an idle machine with

@@ -88,6 +88,11 @@ func prepareDatabase(ctx context.Context, admin *pgx.Conn, postgres *url.URL, na
 
 // applySchema runs the server's own schema tool with its embedded scripts.
 func applySchema(postgres *url.URL, name, schemaName string, fresh bool, logger log.Logger) error {
+	if fresh {
+		// Some hundred statements need not wait for the disk one by one: until
+		// the mark of an unfinished set-up is taken away, none of them counts.
+		postgres = withoutWaiting(postgres)
+	}
 	connection, err := temporalsql.NewConnection(sqlConfig(postgres, name, 1), logger)
 	if err != nil {
 		return fmt.Errorf("connecting: %w", err)
