@@ -7,6 +7,7 @@ import (
 	"slices"
 	"text/tabwriter"
 
+	"holdfast/router"
 	"holdfast/router/sim"
 	"holdfast/router/sim/chart"
 	"holdfast/router/sim/policy"
@@ -42,8 +43,20 @@ type OffloadResult struct {
 
 // offloadPolicies are run with and without the tier.
 func offloadPolicies(s Setup) []sim.Spec {
-	return []sim.Spec{policy.SessionCeiling(s.BestSessions), policy.Permissive(), policy.MISATPaper(), policy.MISAT(), policy.Holdfast()}
+	specs := []sim.Spec{policy.SessionCeiling(s.BestSessions), policy.Permissive(), policy.MISATPaper(), policy.MISAT(), policy.Holdfast()}
+	for _, share := range offloadBudgets {
+		cfg := router.DefaultConfig()
+		cfg.ProtectedShare = share
+		cfg.ReadmitBelowShare = 0
+		specs = append(specs, policy.Core(fmt.Sprintf("holdfast, budget %.1f C", share), cfg))
+	}
+	return specs
 }
+
+// offloadBudgets are protected budgets beyond the device's cache, which only a
+// tier behind it can honour. What the device evicts is not lost then, so that
+// sessions keep their protection.
+var offloadBudgets = []float64{1.1, 1.3, 1.6}
 
 func withHostTier(c *sim.Config) {
 	for i := range c.Instances {
