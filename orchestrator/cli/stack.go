@@ -52,6 +52,9 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	s.temporal, err = client.DialContext(ctx, client.Options{
 		HostPort: cfg.Temporal.Address, Namespace: cfg.Temporal.Namespace,
 		Logger: sdklog.NewStructuredLogger(s.log.With("component", "temporal")),
+		// Messages are references and counts: compressing them costs both sides more
+		// than it saves.
+		ConnectionOptions: client.ConnectionOptions{GrpcCompression: &client.GrpcCompressionNone{}},
 	})
 	if err != nil {
 		return fmt.Errorf("reaching Temporal at %s: %w", cfg.Temporal.Address, err)

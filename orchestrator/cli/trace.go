@@ -35,7 +35,7 @@ numbers that a replay needs. A file that is malformed, cut off or of another for
 refused with its line and field, and nothing is written.`,
 		Example: `  holdfast trace import --format tau-bench --in trajectories.json --name tau --repository sierra-research/tau-bench \
     --commit 59a200c --licence MIT --out tau.jsonl`,
-		Args: cobra.ExactArgs(1),
+		Args: cobra.NoArgs,
 	}
 	cmd.Flags().StringVar(&format, "format", "", "format of the input: "+strings.Join(names, ", "))
 	cmd.Flags().StringVar(&imported.Path, "in", "", "file, or folder of files, to read")

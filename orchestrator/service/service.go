@@ -233,10 +233,12 @@ func (s *Service) work(ctx context.Context, acts *activities.Activities) error {
 		MaxConcurrentActivityExecutionSize:     s.cfg.TurnsInFlight,
 		MaxConcurrentWorkflowTaskExecutionSize: 64,
 		MaxConcurrentActivityTaskPollers:       4,
-		MaxConcurrentWorkflowTaskPollers:       4,
-		MaxHeartbeatThrottleInterval:           10 * time.Second,
-		BackgroundActivityContext:              ctx,
-		WorkerStopTimeout:                      3 * time.Second,
+		// A workflow task that finds no poller waiting is written to the database
+		// first; most activities come back with their workflow's own task.
+		MaxConcurrentWorkflowTaskPollers: 16,
+		MaxHeartbeatThrottleInterval:     10 * time.Second,
+		BackgroundActivityContext:        ctx,
+		WorkerStopTimeout:                3 * time.Second,
 	})
 	w.RegisterWorkflowWithOptions(workflows.Session, workflow.RegisterOptions{Name: workflows.SessionWorkflow})
 	acts.Register(w)
