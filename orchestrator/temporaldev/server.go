@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"strconv"
+	"time"
 
 	"go.temporal.io/server/common/authorization"
 	"go.temporal.io/server/common/cluster"
@@ -129,6 +130,9 @@ func dynamicConfig() dynamicconfig.StaticClient {
 		// alone adds up to 50 ms to every activity and timer.
 		dynamicconfig.TransferProcessorMaxPollRPS.Key(): 2000,
 		dynamicconfig.TimerProcessorMaxPollRPS.Key():    2000,
+		// The allowance for clocks of several hosts, which the default of 1 s adds to
+		// every short timer; here is one host.
+		dynamicconfig.TimerProcessorMaxTimeShift.Key(): 50 * time.Millisecond,
 
 		// Rate limits protect tenants from each other; here there is one. The
 		// count is of long polls: each worker poller holds one.
