@@ -70,6 +70,9 @@ type Result struct {
 	// CachedTokens is the part of the prompt that the engine found in its cache;
 	// -1 if it did not say.
 	CachedTokens int
+	// WeightVersion is what the engine says of the weights that generated this, empty
+	// if it does not.
+	WeightVersion string
 	// QueueSeconds is the time in the engine's waiting queue, 0 if the engine does not say.
 	QueueSeconds float64
 	// TimeToFirstTokenSeconds and TotalSeconds are measured here, from the start of the call.
