@@ -9,6 +9,7 @@ package engine
 
 import (
 	"context"
+	"errors"
 	"fmt"
 )
 
@@ -26,6 +27,10 @@ type Client interface {
 	// Health returns nil if the engine says it can serve.
 	Health(ctx context.Context) error
 }
+
+// ErrNoMetrics is what Metrics returns where the engine has none to give: it can be
+// asked whether it is well, and nothing else.
+var ErrNoMetrics = errors.New("the engine exports no metrics")
 
 // Request is one generation.
 type Request struct {
