@@ -150,7 +150,7 @@ func (s *Server) registerInstance(ctx context.Context, in *registerInstanceInput
 		Pool: in.Pool, ID: in.Body.ID, URL: strings.TrimRight(in.Body.URL, "/"), Kind: in.Body.Kind,
 		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
 		MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond, PolicyVersion: info.PolicyVersion,
-		TTLSeconds: in.Body.TTLSeconds,
+		TTLSeconds: in.Body.TTLSeconds, KVEvents: storedKVEvents(in.Body.KVEvents), Ranks: in.Body.Ranks, Control: store.InstanceControl(in.Body.Control),
 	})
 	if err != nil {
 		return nil, relocated(err, "pool", "path.pool")
@@ -217,6 +217,20 @@ func wireInstance(instance *store.Instance) wire.Instance {
 		Pool: instance.Pool, ID: instance.ID, URL: instance.URL, Kind: instance.Kind, State: string(instance.State), Expired: instance.Expired,
 		CapacityBlocks: instance.CapacityBlocks, BlockTokens: instance.BlockTokens, MaxContextTokens: instance.MaxContextTokens,
 		MaxRunning: instance.MaxRunning, PrefillTokensPerSecond: instance.PrefillTokensPerSecond, PolicyVersion: instance.PolicyVersion,
-		TTLSeconds: instance.TTLSeconds, CreatedAt: instance.CreatedAt.UTC(), SeenAt: instance.SeenAt.UTC(),
+		TTLSeconds: instance.TTLSeconds, KVEvents: wireKVEvents(instance.KVEvents), Ranks: instance.Ranks, Control: string(instance.Control), CreatedAt: instance.CreatedAt.UTC(), SeenAt: instance.SeenAt.UTC(),
 	}
+}
+
+func storedKVEvents(given *wire.KVEvents) store.KVEvents {
+	if given == nil {
+		return store.KVEvents{}
+	}
+	return store.KVEvents{Endpoint: given.Endpoint, Bind: given.Bind, ReplayEndpoint: given.ReplayEndpoint, Topic: given.Topic}
+}
+
+func wireKVEvents(stored store.KVEvents) *wire.KVEvents {
+	if stored == (store.KVEvents{}) {
+		return nil
+	}
+	return &wire.KVEvents{Endpoint: stored.Endpoint, Bind: stored.Bind, ReplayEndpoint: stored.ReplayEndpoint, Topic: stored.Topic}
 }

@@ -1,6 +1,7 @@
 package store
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -20,6 +21,32 @@ const (
 	InstanceActive   InstanceState = "active"
 	InstanceDraining InstanceState = "draining"
 	InstanceRemoved  InstanceState = "removed"
+)
+
+// KVEvents is where an instance tells what its KV cache holds, as ZMQ endpoints
+// such as tcp://10.0.0.7:5557. The zero value means that it does not.
+type KVEvents struct {
+	Endpoint string
+	// Bind: Holdfast listens at Endpoint and the engine connects.
+	Bind bool
+	// ReplayEndpoint gives missed events again; empty if there is none.
+	ReplayEndpoint string
+	Topic          string
+}
+
+// InstanceControl is the closed set of who changes an instance's weights.
+type InstanceControl string
+
+// Who changes weights: Holdfast pauses, resets and resumes the engine, or only
+// looks on while the trainer does.
+const (
+	ControlManage  InstanceControl = "manage"
+	ControlObserve InstanceControl = "observe"
+)
+
+const (
+	maxRanks      = 1_024
+	maxTopicBytes = 256
 )
 
 const (
@@ -45,6 +72,11 @@ type Instance struct {
 	PolicyVersion          int64
 	// TTLSeconds after the last heartbeat the instance counts as gone; 0 means never.
 	TTLSeconds float64
+	KVEvents   KVEvents
+	// Ranks is the number of data-parallel ranks behind the instance, at least 1.
+	Ranks int
+	// Control is who changes the instance's weights; empty means ControlManage.
+	Control InstanceControl
 	// The fields below are the store's.
 	State     InstanceState
 	Expired   bool
@@ -55,17 +87,21 @@ type Instance struct {
 const (
 	registerInstanceSQL = `
 insert into instances (pool, instance, url, kind, capacity_blocks, block_tokens, max_context_tokens, max_running,
-                       prefill_tokens_per_second, policy_version, ttl_seconds, state, seen_at)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, 'active', clock_timestamp())
+                       prefill_tokens_per_second, policy_version, ttl_seconds, kv_events_endpoint, kv_events_bind, kv_replay_endpoint,
+                       kv_topic, ranks, control, state, seen_at)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, 'active', clock_timestamp())
 on conflict (pool, instance) do update
 set url = excluded.url, kind = excluded.kind, capacity_blocks = excluded.capacity_blocks, block_tokens = excluded.block_tokens,
     max_context_tokens = excluded.max_context_tokens, max_running = excluded.max_running,
     prefill_tokens_per_second = excluded.prefill_tokens_per_second, policy_version = excluded.policy_version,
-    ttl_seconds = excluded.ttl_seconds, state = 'active', seen_at = excluded.seen_at`
+    ttl_seconds = excluded.ttl_seconds, kv_events_endpoint = excluded.kv_events_endpoint, kv_events_bind = excluded.kv_events_bind,
+    kv_replay_endpoint = excluded.kv_replay_endpoint, kv_topic = excluded.kv_topic, ranks = excluded.ranks, control = excluded.control,
+    state = 'active', seen_at = excluded.seen_at`
 
 	instanceColumns = `
 select pool, instance, url, kind, capacity_blocks, block_tokens, max_context_tokens, max_running,
-       prefill_tokens_per_second, policy_version, ttl_seconds, state,
+       prefill_tokens_per_second, policy_version, ttl_seconds, kv_events_endpoint, kv_events_bind, kv_replay_endpoint, kv_topic,
+       ranks, control, state,
        ttl_seconds > 0 and seen_at + make_interval(secs => ttl_seconds) <= clock_timestamp(), created_at, seen_at
 from instances`
 
@@ -109,14 +145,41 @@ func (i Instance) check() error {
 		return &FieldError{Path: "policy_version", Problem: fmt.Sprintf("must not be negative, is %d", i.PolicyVersion)}
 	case !nonNegative(i.TTLSeconds):
 		return &FieldError{Path: "ttl_seconds", Problem: fmt.Sprintf("must be finite and not negative, is %v", i.TTLSeconds)}
+	case i.Ranks < 1 || i.Ranks > maxRanks:
+		return &FieldError{Path: "ranks", Problem: fmt.Sprintf("must be between 1 and %d, is %d", maxRanks, i.Ranks)}
+	case i.Control != ControlManage && i.Control != ControlObserve:
+		return &FieldError{Path: "control", Problem: fmt.Sprintf("must be manage or observe, is %q", i.Control)}
+	}
+	return i.KVEvents.check()
+}
+
+func (k KVEvents) check() error {
+	if k == (KVEvents{}) {
+		return nil
+	}
+	for _, e := range []struct{ path, endpoint string }{
+		{"kv_events.endpoint", k.Endpoint}, {"kv_events.replay_endpoint", k.ReplayEndpoint},
+	} {
+		if e.endpoint == "" && e.path != "kv_events.endpoint" {
+			continue
+		}
+		address, err := url.Parse(e.endpoint)
+		if err != nil || address.Scheme != "tcp" || address.Host == "" || address.Port() == "" || address.Path != "" || len(e.endpoint) > maxInstanceURLBytes {
+			return &FieldError{Path: e.path, Problem: fmt.Sprintf("must be a ZMQ endpoint such as tcp://10.0.0.7:5557, is %q", e.endpoint)}
+		}
+	}
+	if len(k.Topic) > maxTopicBytes {
+		return &FieldError{Path: "kv_events.topic", Problem: fmt.Sprintf("must be at most %d bytes long", maxTopicBytes)}
 	}
 	return nil
 }
 
 // RegisterInstance adds an instance, or announces a known one anew: it becomes
 // active and seen now, with what is given. The pool is created if it is new.
-// What cannot be accepted is *FieldError.
+// What cannot be accepted is *FieldError. Ranks and Control default to 1 and manage.
 func (s *Store) RegisterInstance(ctx context.Context, instance Instance) (Instance, error) {
+	instance.Ranks = cmp.Or(instance.Ranks, 1)
+	instance.Control = cmp.Or(instance.Control, ControlManage)
 	if err := instance.check(); err != nil {
 		return Instance{}, err
 	}
@@ -131,7 +194,8 @@ func (s *Store) RegisterInstance(ctx context.Context, instance Instance) (Instan
 		}
 		_, err = tx.Exec(ctx, registerInstanceSQL, instance.Pool, instance.ID, instance.URL, instance.Kind, instance.CapacityBlocks,
 			instance.BlockTokens, instance.MaxContextTokens, instance.MaxRunning, instance.PrefillTokensPerSecond,
-			instance.PolicyVersion, instance.TTLSeconds)
+			instance.PolicyVersion, instance.TTLSeconds, instance.KVEvents.Endpoint, instance.KVEvents.Bind, instance.KVEvents.ReplayEndpoint,
+			instance.KVEvents.Topic, instance.Ranks, string(instance.Control))
 		if err != nil {
 			return err
 		}
@@ -166,7 +230,8 @@ func readInstance(ctx context.Context, tx pgx.Tx, sql, pool, id string) (Instanc
 func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	var i Instance
 	err := row.Scan(&i.Pool, &i.ID, &i.URL, &i.Kind, &i.CapacityBlocks, &i.BlockTokens, &i.MaxContextTokens, &i.MaxRunning,
-		&i.PrefillTokensPerSecond, &i.PolicyVersion, &i.TTLSeconds, &i.State, &i.Expired, &i.CreatedAt, &i.SeenAt)
+		&i.PrefillTokensPerSecond, &i.PolicyVersion, &i.TTLSeconds, &i.KVEvents.Endpoint, &i.KVEvents.Bind, &i.KVEvents.ReplayEndpoint,
+		&i.KVEvents.Topic, &i.Ranks, &i.Control, &i.State, &i.Expired, &i.CreatedAt, &i.SeenAt)
 	return i, err
 }
 

@@ -3,6 +3,7 @@ package store_test
 import (
 	"errors"
 	"math"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,6 +114,8 @@ func TestInstances(t *testing.T) {
 	ctx := t.Context()
 	mortal := instance("w3")
 	mortal.TTLSeconds, mortal.MaxRunning, mortal.PrefillTokensPerSecond, mortal.PolicyVersion = 1e-6, 7, 1.5, 2
+	mortal.KVEvents = store.KVEvents{Endpoint: "tcp://*:5557", Bind: true, ReplayEndpoint: "tcp://10.0.0.1:5558", Topic: "kv@"}
+	mortal.Ranks, mortal.Control = 4, store.ControlObserve
 	got, err := f.RegisterInstance(ctx, mortal)
 	must(t, err)
 	got.CreatedAt, got.SeenAt, got.Expired = mortal.CreatedAt, mortal.SeenAt, false
@@ -144,8 +147,8 @@ func TestInstances(t *testing.T) {
 	must(t, f.DrainInstance(ctx, pool, "w1", false))
 	back, err := f.RegisterInstance(ctx, instance("w2"))
 	must(t, err)
-	if back.State != store.InstanceActive {
-		t.Errorf("registered again it is %s", back.State)
+	if back.State != store.InstanceActive || back.Ranks != 1 || back.Control != store.ControlManage {
+		t.Errorf("registered again it is %+v", back)
 	}
 }
 
@@ -169,6 +172,17 @@ func TestRegisterInstanceRefusals(t *testing.T) {
 		{"prefill_tokens_per_second", func(i *store.Instance) { i.PrefillTokensPerSecond = math.NaN() }},
 		{"policy_version", func(i *store.Instance) { i.PolicyVersion = -1 }},
 		{"ttl_seconds", func(i *store.Instance) { i.TTLSeconds = math.Inf(1) }},
+		{"kv_events.endpoint", func(i *store.Instance) { i.KVEvents.ReplayEndpoint = "tcp://host:1" }},
+		{"kv_events.endpoint", func(i *store.Instance) { i.KVEvents.Endpoint = "host:5557" }},
+		{"kv_events.endpoint", func(i *store.Instance) { i.KVEvents.Endpoint = "tcp://host" }},
+		{"kv_events.replay_endpoint", func(i *store.Instance) {
+			i.KVEvents = store.KVEvents{Endpoint: "tcp://host:1", ReplayEndpoint: "ipc:///tmp/x"}
+		}},
+		{"kv_events.topic", func(i *store.Instance) {
+			i.KVEvents = store.KVEvents{Endpoint: "tcp://host:1", Topic: strings.Repeat("t", 257)}
+		}},
+		{"ranks", func(i *store.Instance) { i.Ranks = -1 }},
+		{"control", func(i *store.Instance) { i.Control = "leave" }},
 	} {
 		bad := instance("w9")
 		test.change(&bad)

@@ -8,10 +8,21 @@ import (
 
 // NewInstance registers an engine, or announces a known one anew.
 type NewInstance struct {
-	ID         string  `json:"id" doc:"Name of the instance in its pool." minLength:"1" maxLength:"128"`
-	URL        string  `json:"url" doc:"Base URL of the engine, http or https; it is asked for its capacity before anything is stored." maxLength:"2048"`
-	Kind       string  `json:"kind,omitzero" enum:"vllm,sglang,openai,simulated" default:"vllm" doc:"What the engine speaks."`
-	TTLSeconds float64 `json:"ttl_seconds,omitzero" minimum:"0" maximum:"86400" doc:"After so long without registration or heartbeat the instance counts as gone; 0 or absent means never."`
+	ID         string    `json:"id" doc:"Name of the instance in its pool." minLength:"1" maxLength:"128"`
+	URL        string    `json:"url" doc:"Base URL of the engine, http or https; it is asked for its capacity before anything is stored." maxLength:"2048"`
+	Kind       string    `json:"kind,omitzero" enum:"vllm,sglang,openai,simulated" default:"vllm" doc:"What the engine speaks."`
+	TTLSeconds float64   `json:"ttl_seconds,omitzero" minimum:"0" maximum:"86400" doc:"After so long without registration or heartbeat the instance counts as gone; 0 or absent means never."`
+	KVEvents   *KVEvents `json:"kv_events,omitzero" doc:"Where the engine publishes what its KV cache holds; absent if it does not."`
+	Ranks      int       `json:"ranks,omitzero" minimum:"0" maximum:"1024" doc:"Data-parallel ranks behind the URL; 0 or absent means 1."`
+	Control    string    `json:"control,omitzero" enum:"manage,observe" default:"manage" doc:"Who changes its weights: Holdfast pauses, resets and resumes it, or only looks on while the trainer does."`
+}
+
+// KVEvents is where an engine publishes what its KV cache holds.
+type KVEvents struct {
+	Endpoint       string `json:"endpoint" maxLength:"1024" doc:"ZMQ endpoint such as tcp://10.0.0.7:5557; rank r is at port + r."`
+	Bind           bool   `json:"bind,omitzero" doc:"Holdfast listens at the endpoint and the engine connects to it."`
+	ReplayEndpoint string `json:"replay_endpoint,omitzero" maxLength:"1024" doc:"ZMQ endpoint that gives missed events again."`
+	Topic          string `json:"topic,omitzero" maxLength:"256" doc:"Prefix of the topics to listen to; absent means all."`
 }
 
 // Instance is one inference engine of a pool.
@@ -29,6 +40,9 @@ type Instance struct {
 	PrefillTokensPerSecond float64   `json:"prefill_tokens_per_second,omitzero" doc:"A prior until turns have been measured; absent if unknown."`
 	PolicyVersion          int64     `json:"policy_version"`
 	TTLSeconds             float64   `json:"ttl_seconds,omitzero"`
+	KVEvents               *KVEvents `json:"kv_events,omitzero"`
+	Ranks                  int       `json:"ranks"`
+	Control                string    `json:"control" enum:"manage,observe"`
 	CreatedAt              time.Time `json:"created_at"`
 	SeenAt                 time.Time `json:"seen_at"`
 }

@@ -36,6 +36,8 @@ type Config struct {
 	Tell func(ctx context.Context, event router.Event) error
 	// NewClient connects to an engine of that kind; it does not call it yet.
 	NewClient func(kind, url string) (engine.Client, error)
+	// Subscribe connects to an instance's KV events; nil follows none.
+	Subscribe func(Subscription) (EventSource, error)
 	// ObserveInterval is how often each engine's metrics are read.
 	ObserveInterval time.Duration
 	Logger          *slog.Logger
@@ -97,7 +99,7 @@ func (f *Fleet) follow(ctx context.Context, observers *errgroup.Group) error {
 		id := router.InstanceID(in.ID)
 		present[id] = !in.Expired
 		m := f.member(id)
-		if m != nil && (in.Expired || m.info.URL != in.URL || m.info.Kind != in.Kind) {
+		if m != nil && (in.Expired || elsewhere(m.described(), in)) {
 			f.remove(ctx, m)
 			m = nil
 		}
@@ -107,8 +109,12 @@ func (f *Fleet) follow(ctx context.Context, observers *errgroup.Group) error {
 				continue
 			}
 			observers.Go(func() error { return m.observe(ctx) })
+			if m.events != nil {
+				observers.Go(func() error { return m.listen(ctx) })
+			}
 		}
 		if m != nil {
+			m.announce(ctx, in)
 			m.setDraining(ctx, in.State == store.InstanceDraining)
 		}
 	}
@@ -120,6 +126,11 @@ func (f *Fleet) follow(ctx context.Context, observers *errgroup.Group) error {
 	return nil
 }
 
+// elsewhere tells whether an instance must be connected to anew.
+func elsewhere(was, is store.Instance) bool {
+	return was.URL != is.URL || was.Kind != is.Kind || was.KVEvents != is.KVEvents || was.Ranks != is.Ranks || was.BlockTokens != is.BlockTokens
+}
+
 func (f *Fleet) add(in store.Instance) (*member, error) {
 	client, err := f.cfg.NewClient(in.Kind, in.URL)
 	if err != nil {
@@ -128,6 +139,12 @@ func (f *Fleet) add(in store.Instance) (*member, error) {
 	m := &member{
 		fleet: f, id: router.InstanceID(in.ID), info: in, client: client,
 		gone: make(chan struct{}), sessions: make(map[router.SessionID]*resident),
+	}
+	if in.KVEvents.Endpoint != "" && f.cfg.Subscribe != nil {
+		m.events, err = f.cfg.Subscribe(Subscription{Instance: in, PolicyVersion: m.policyVersion, Tell: m.tellWhileUp})
+		if err != nil {
+			return nil, fmt.Errorf("subscribing to its KV events: %w", err)
+		}
 	}
 	f.mu.Lock()
 	f.members[m.id] = m
@@ -180,7 +197,7 @@ func (f *Fleet) MaxContextTokens() int64 {
 	defer f.mu.RUnlock()
 	var largest int64
 	for _, m := range f.members {
-		largest = max(largest, m.info.MaxContextTokens)
+		largest = max(largest, m.described().MaxContextTokens)
 	}
 	return largest
 }

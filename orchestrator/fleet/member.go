@@ -23,15 +23,21 @@ const (
 
 // member is one instance of the fleet.
 type member struct {
-	fleet  *Fleet
-	id     router.InstanceID
-	info   store.Instance
-	client engine.Client
-	gone   chan struct{}
+	fleet    *Fleet
+	id       router.InstanceID
+	client   engine.Client
+	gone     chan struct{}
+	receipts receipts
+	// events is nil where the instance does not publish any.
+	events EventSource
 
 	mu       sync.Mutex
+	info     store.Instance
 	up       bool
 	draining bool
+	// state is what the router was told last; prompted is the engine's total of prompt tokens then.
+	state    router.Observability
+	prompted int64
 	sessions map[router.SessionID]*resident
 }
 
@@ -40,6 +46,35 @@ type member struct {
 type resident struct {
 	tokens  int64
 	running bool
+}
+
+// described is the instance as the registry has it.
+func (m *member) described() store.Instance {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.info
+}
+
+// announce takes in what the registry says anew, and tells the router if that
+// concerns it.
+func (m *member) announce(ctx context.Context, info store.Instance) {
+	m.mu.Lock()
+	before, up := m.info, m.up
+	m.info = info
+	m.mu.Unlock()
+	if up && joined(&before) != joined(&info) {
+		event := joined(&info)
+		m.tell(ctx, &event)
+	}
+}
+
+// joined is how an instance is announced to the router.
+func joined(info *store.Instance) router.InstanceJoined {
+	return router.InstanceJoined{
+		Instance: router.InstanceID(info.ID), CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens,
+		MaxContextTokens: info.MaxContextTokens, MaxRunning: info.MaxRunning,
+		PrefillTokensPerSecond: info.PrefillTokensPerSecond, PolicyVersion: info.PolicyVersion,
+	}
 }
 
 func (m *member) isUp() bool {
@@ -59,9 +94,6 @@ func (m *member) observe(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return ctx.Err()
 		case err == nil:
-			if failures >= degradedAfter {
-				m.tell(ctx, &router.ObservabilityChanged{Instance: m.id, State: router.Fresh})
-			}
 			failures = 0
 		default:
 			failures++
@@ -77,22 +109,34 @@ func (m *member) observe(ctx context.Context) error {
 	}
 }
 
-// look reads the instance's metrics once and tells the router.
+// look reads the instance's metrics once and tells the router. An engine without
+// metrics is only asked whether it is well, and counts as blind: the router then
+// goes by its own ledger.
 func (m *member) look(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	taken := time.Now().UnixNano()
 	metrics, err := m.client.Metrics(ctx)
+	if errors.Is(err, engine.ErrNoMetrics) {
+		if err := m.client.Health(ctx); err != nil {
+			return err
+		}
+		m.markUp(ctx)
+		m.observed(ctx, router.Blind)
+		return nil
+	}
 	if err != nil {
 		return err
 	}
 	m.markUp(ctx)
+	m.noticeRestart(ctx, metrics.PromptTokens)
+	m.observed(ctx, router.Fresh)
 	snapshot := &router.Snapshot{
 		TakenAt: taken, Instance: m.id, Running: metrics.Running, Waiting: metrics.Waiting,
-		UsedBlocks:  int64(metrics.KVUsage * float64(m.info.CapacityBlocks)),
 		Preemptions: metrics.Preemptions,
 	}
 	m.mu.Lock()
+	snapshot.UsedBlocks = int64(metrics.KVUsage * float64(m.info.CapacityBlocks))
 	for session, r := range m.sessions {
 		snapshot.Sessions = append(snapshot.Sessions, router.SnapshotSession{
 			Session: session, Tokens: r.tokens, CachedBlocks: -1, Running: r.running,
@@ -101,6 +145,31 @@ func (m *member) look(ctx context.Context) error {
 	m.mu.Unlock()
 	m.tell(ctx, snapshot)
 	return nil
+}
+
+// observed tells the router when it becomes known more or less of the instance.
+func (m *member) observed(ctx context.Context, state router.Observability) {
+	m.mu.Lock()
+	was := m.state
+	m.state = state
+	m.mu.Unlock()
+	if was != state {
+		m.tell(ctx, &router.ObservabilityChanged{Instance: m.id, State: state})
+	}
+}
+
+// noticeRestart tells the router of an engine that came back between two looks: a
+// total that runs backwards belongs to a new process with an empty cache.
+func (m *member) noticeRestart(ctx context.Context, promptTokens int64) {
+	m.mu.Lock()
+	restarted := promptTokens < m.prompted
+	m.prompted = promptTokens
+	version := m.info.PolicyVersion
+	m.mu.Unlock()
+	if restarted {
+		m.fleet.cfg.Logger.Warn("an engine was restarted in place: its cache is empty", "instance", m.id)
+		m.tell(ctx, &router.InstanceReset{Instance: m.id, PolicyVersion: version})
+	}
 }
 
 // missed handles a failed observation. A refused connection means that nobody is
@@ -113,27 +182,24 @@ func (m *member) missed(ctx context.Context, failures int, err error) {
 	switch failures {
 	case degradedAfter:
 		m.fleet.cfg.Logger.Warn("an engine's metrics are stale", "instance", m.id, "error", err)
-		m.tell(ctx, &router.ObservabilityChanged{Instance: m.id, State: router.Degraded})
+		m.observed(ctx, router.Degraded)
 	case blindAfter:
 		m.fleet.cfg.Logger.Error("an engine cannot be observed", "instance", m.id, "error", err)
-		m.tell(ctx, &router.ObservabilityChanged{Instance: m.id, State: router.Blind})
+		m.observed(ctx, router.Blind)
 	}
 }
 
 func (m *member) markUp(ctx context.Context) {
 	m.mu.Lock()
-	was, draining := m.up, m.draining
+	was, draining, info := m.up, m.draining, m.info
 	m.up = true
 	m.mu.Unlock()
 	if was {
 		return
 	}
-	m.fleet.cfg.Logger.Info("an engine answers", "instance", m.id, "url", m.info.URL)
-	m.tell(ctx, &router.InstanceJoined{
-		Instance: m.id, CapacityBlocks: m.info.CapacityBlocks, BlockTokens: m.info.BlockTokens,
-		MaxContextTokens: m.info.MaxContextTokens, MaxRunning: m.info.MaxRunning,
-		PrefillTokensPerSecond: m.info.PrefillTokensPerSecond, PolicyVersion: m.info.PolicyVersion,
-	})
+	m.fleet.cfg.Logger.Info("an engine answers", "instance", m.id, "url", info.URL)
+	event := joined(&info)
+	m.tell(ctx, &event)
 	if draining {
 		m.tell(ctx, &router.InstanceDraining{Instance: m.id, Draining: true})
 	}
@@ -143,12 +209,12 @@ func (m *member) markUp(ctx context.Context) {
 // also when the instance was never up, since a restored core believes it is.
 func (m *member) markDown(ctx context.Context, why error) {
 	m.mu.Lock()
-	was := m.up
-	m.up = false
+	was, url := m.up, m.info.URL
+	m.up, m.state, m.prompted = false, router.Fresh, 0
 	clear(m.sessions)
 	m.mu.Unlock()
 	if was {
-		m.fleet.cfg.Logger.Warn("an engine is gone", "instance", m.id, "url", m.info.URL, "reason", why)
+		m.fleet.cfg.Logger.Warn("an engine is gone", "instance", m.id, "url", url, "reason", why)
 	}
 	m.tell(ctx, &router.InstanceLeft{Instance: m.id})
 }

@@ -38,6 +38,12 @@ type Engines interface {
 	Forget(session router.SessionID)
 	// MaxContextTokens is the largest context that any instance takes, 0 while none is known.
 	MaxContextTokens() int64
+	// Hashing is the policy version and block size, in tokens, under which contexts
+	// are hashed for the prefix index; a size of 0 means that no instance tells what it caches.
+	Hashing() (policyVersion int64, blockTokens int)
+	// Receipt compares the cached tokens that a turn was placed by with what its
+	// engine reported, -1 if it did not.
+	Receipt(instance router.InstanceID, predictedTokens, cachedTokens int64)
 }
 
 // Config sets up Activities.
@@ -108,9 +114,17 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 		// with what follows the last committed turn, which holds no new admission.
 		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: work.Turns - 1}, nil
 	}
-	placement, err := a.cfg.Router.RequestTurn(ctx, a.turnRequest(&work, ref.Turn, a.promptTokens(&work, ref.Turn), ""))
+	request := a.turnRequest(&work, ref.Turn, a.promptTokens(&work, ref.Turn), "")
+	sc, err := a.hashBeforeAdmission(ctx, id, &request)
 	if err != nil {
 		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	}
+	placement, err := a.cfg.Router.RequestTurn(ctx, request)
+	if err != nil {
+		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	}
+	if sc != nil {
+		a.contexts.put(sc)
 	}
 	if placement.Admitted {
 		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: ref.Turn}, nil

@@ -19,6 +19,7 @@ type sessionContext struct {
 	// tokens is the context of all committed turns, in the capacity of which the
 	// next turn's tokens are appended.
 	tokens []int32
+	chain  blockChain
 }
 
 // contextCache keeps contexts between turns within a bound of bytes. An entry is

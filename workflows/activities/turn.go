@@ -85,6 +85,7 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int) (workflow
 		PromptTokens: int64(len(sc.tokens)), CachedTokens: int64(result.CachedTokens), OutputTokens: int64(len(result.OutputIDs)),
 		QueueNanos: nanos(result.QueueSeconds), PrefillNanos: nanos(result.TimeToFirstTokenSeconds - result.QueueSeconds),
 	})
+	a.cfg.Engines.Receipt(placement.Instance, placement.PredictedCachedTokens, int64(result.CachedTokens))
 	sc.tokens = append(sc.tokens, result.OutputIDs...)
 	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
 	answer := after(&sc.work, turn, result.FinishReason)
@@ -124,7 +125,10 @@ func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int)
 	request := a.engineRequest(sc, turn)
 	var avoid router.InstanceID
 	for failures, attempts := 0, 1; ; attempts++ {
-		placement, err := a.cfg.Router.RequestTurn(ctx, a.turnRequest(&sc.work, turn, int64(len(sc.tokens)), avoid))
+		ask := a.turnRequest(&sc.work, turn, int64(len(sc.tokens)), avoid)
+		policyVersion, blockTokens := a.cfg.Engines.Hashing()
+		sc.chain.describe(&ask, sc.tokens, policyVersion, blockTokens)
+		placement, err := a.cfg.Router.RequestTurn(ctx, ask)
 		if err != nil {
 			return placement, engine.Result{}, attempts, nil, err
 		}
