@@ -56,6 +56,7 @@ func (c *Core) blocksFit(s *session, w *instance) bool {
 
 // reconsider admits every held session that can be, in order.
 func (c *Core) reconsider(out []Decision) []Decision {
+	c.passedOver = false
 	for again := true; again && c.queued > 0; {
 		again = false
 		if !c.openInstances() {
@@ -145,6 +146,7 @@ func (c *Core) tryHead(q *waitQueue, borrow bool, out []Decision) ([]Decision, b
 		q.capBound = q.capBound || capBound
 		if c.now < s.avoidUntil {
 			q.cursor++ // what it keeps away from may still take the next one
+			c.passedOver = true
 		} else {
 			q.stopped = true
 		}
@@ -154,6 +156,7 @@ func (c *Core) tryHead(q *waitQueue, borrow bool, out []Decision) ([]Decision, b
 	if s.readmit && c.worthWaiting(s, w) {
 		s.reason = WaitingForWarm
 		q.cursor++
+		c.passedOver = true
 		return out, false
 	}
 	q.take(q.head + q.cursor)

@@ -22,7 +22,7 @@ func (c *Core) looksAhead() bool { return c.cfg.Reserve == ReserveAhead }
 // known of it. Where sessions are not observed they may have grown since: then the
 // class's reference is the least that is assumed. The same goes for a session that
 // should have shown up in a snapshot by now and has not.
-func (c *Core) foresee(s *session) {
+func (c *Core) foresee(s *session, sharedBlocks int64) {
 	if !c.looksAhead() {
 		return
 	}
@@ -31,15 +31,14 @@ func (c *Core) foresee(s *session) {
 	if w.observability != Fresh || s.phase == pending && c.now-s.attachedAt > unseenNanos {
 		tokens = max(tokens, s.class.kBarTokens)
 	}
-	expected := s.class.ahead.Expect(tokens, min(tokens, c.sharedAt(s, w)*w.blockTokens))
-	for h := range expected {
-		if expected[h] < s.ahead[h] {
+	expected := s.class.ahead.Expect(tokens, min(tokens, sharedBlocks*w.blockTokens))
+	for h, tokens := range expected {
+		if tokens < s.ahead[h] {
 			c.dirty = true // it is nearer to its end: somebody may fit now
 		}
+		w.ahead[h] = w.ahead[h] - s.ahead[h] + tokens
 	}
-	w.ahead.Sub(&s.ahead)
 	s.ahead = expected
-	w.ahead.Add(&s.ahead)
 }
 
 // unforesee takes a departing session out of its instance's forecast.

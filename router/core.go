@@ -44,6 +44,9 @@ type Core struct {
 
 	// dirty: something may have made room for a held session.
 	dirty bool
+	// passedOver: the latest cycle left out a session that waits of its own accord,
+	// which time or a shorter backlog may end.
+	passedOver bool
 	// answer is the session whose request this Step must answer.
 	answer *session
 

@@ -225,13 +225,13 @@ func (c *Core) refit(s *session) {
 	reserve := c.reservation(s, own, w)
 	shared := c.sharedAt(s, w)
 	own, reserve = max(1, own-shared), max(1, reserve-shared)
-	if reserve < s.reserveBlocks || c.looksAhead() {
+	if reserve < s.reserveBlocks || c.looksAhead() && c.passedOver {
 		c.dirty = true // there may be room that was not there before
 	}
 	w.reservedBlocks += reserve - s.reserveBlocks
 	w.liveBlocks += own - s.ownBlocks
 	s.reserveBlocks, s.ownBlocks = reserve, own
-	c.foresee(s)
+	c.foresee(s, shared)
 }
 
 func (c *Core) refitAll(w *instance) {

@@ -133,6 +133,8 @@ type Table struct {
 	// Since the last Learn: its number, growth in tokens/s and endings per token.
 	learned      uint64
 	pace, hazard [binCount]float64
+	// through is the chance to grow through a whole bin without an end.
+	through [binCount]float64
 	// ahead is worked out for the bins that are asked for.
 	ahead [binCount]ahead
 }
@@ -202,6 +204,7 @@ func (t *Table) Learn() {
 		b := &t.bins[i]
 		t.pace[i] = (b.growthTokens + leanSeconds*meanPace) / (b.seconds + leanSeconds)
 		t.hazard[i] = (b.endings + leanTokens*meanHazard) / (b.growthTokens + leanTokens)
+		t.through[i] = math.Exp(-t.hazard[i] * binTokens)
 	}
 	t.learned++
 }
@@ -221,7 +224,11 @@ func (t *Table) walk(from int) ahead {
 				grown = room
 			}
 			size += grown
-			alive *= math.Exp(-t.hazard[i] * grown)
+			if grown == binTokens {
+				alive *= t.through[i]
+			} else {
+				alive *= math.Exp(-t.hazard[i] * grown)
+			}
 			if within {
 				break
 			}
@@ -252,13 +259,14 @@ func pointShare(h int) float64 {
 
 // Expect is the profile of a session that holds so many tokens, of which
 // sharedTokens are counted elsewhere (a group's prompt that a sibling holds).
-func (t *Table) Expect(tokens, sharedTokens int64) Profile {
+func (t *Table) Expect(tokens, sharedTokens int64) (p Profile) {
 	i := binOf(tokens)
 	a := t.at(i)
 	offset := float64(tokens-sharedTokens) - (float64(i)+0.5)*binTokens
-	var p Profile
 	for h := range p {
-		p[h] = max(0, a.tokens[h]+offset*a.alive[h])
+		if v := a.tokens[h] + offset*a.alive[h]; v > 0 {
+			p[h] = v
+		}
 	}
 	return p
 }

@@ -106,8 +106,10 @@ func (x *Index) Store(instance, rank, group int, blocks []Hash) int {
 	for _, h := range blocks {
 		mixed := spread(h)
 		t := &x.shards[shardOf(mixed)]
-		if i := t.find(h, mixed); i >= 0 {
-			if x.addTo(&t.packed[i], l) {
+		t.reserve()
+		e := &t.entries[t.probe(h, mixed)]
+		if e.packed != 0 {
+			if x.addTo(&e.packed, l) {
 				added++
 			}
 			continue
@@ -116,7 +118,8 @@ func (x *Index) Store(instance, rank, group int, blocks []Hash) int {
 			x.refused++
 			continue
 		}
-		t.insert(h, uint32(l))
+		*e = entry{low: uint32(h), high: uint32(h >> 32), packed: uint32(l)}
+		t.used++
 		x.blocks++
 		added++
 	}
@@ -152,11 +155,11 @@ func (x *Index) Remove(instance, rank, group int, blocks []Hash) int {
 		mixed := spread(h)
 		t := &x.shards[shardOf(mixed)]
 		i := t.find(h, mixed)
-		if i < 0 || !x.dropFrom(&t.packed[i], l) {
+		if i < 0 || !x.dropFrom(&t.entries[i].packed, l) {
 			continue
 		}
 		removed++
-		if t.packed[i] == 0 {
+		if t.entries[i].packed == 0 {
 			t.delete(i)
 			x.blocks--
 		}
@@ -253,21 +256,21 @@ func (x *Index) sweep(shards int) {
 }
 
 func (x *Index) sweepTable(t *table) {
-	for i := 0; i < len(t.packed); {
-		p := t.packed[i]
+	for i := 0; i < len(t.entries); {
+		p := t.entries[i].packed
 		if p == 0 {
 			i++
 			continue
 		}
 		for _, l := range x.members(p) {
 			if l != 0 && !x.live.has(l) {
-				x.dropFrom(&t.packed[i], l)
+				x.dropFrom(&t.entries[i].packed, l)
 			}
 		}
 		if p&overflowFlag != 0 {
-			x.dropDead(&t.packed[i])
+			x.dropDead(&t.entries[i].packed)
 		}
-		if t.packed[i] == 0 {
+		if t.entries[i].packed == 0 {
 			t.delete(i) // another entry may have moved to i: look again
 			x.blocks--
 			continue
@@ -387,7 +390,7 @@ func (x *Index) holders(h Hash) set {
 	if i < 0 {
 		return s
 	}
-	p := t.packed[i]
+	p := t.entries[i].packed
 	if p&overflowFlag != 0 {
 		s = x.overflow[p&^overflowFlag]
 		for w := range x.words {

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"unsafe"
 )
 
 // oracle is the dumb index: a set of locations for each block.
@@ -331,7 +332,7 @@ func BenchmarkBytesPerBlock(b *testing.B) {
 			x.Store(0, 0, 0, blocks[at:at+100_000])
 			if at >= 1_000_000 {
 				for i := range x.shards {
-					bytes += float64(12 * len(x.shards[i].hashes))
+					bytes += float64(int(unsafe.Sizeof(entry{})) * len(x.shards[i].entries))
 				}
 				counted += float64(x.Blocks())
 			}

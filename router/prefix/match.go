@@ -80,7 +80,7 @@ func (x *Index) holds(h Hash, l int) bool {
 	if i < 0 {
 		return false
 	}
-	p := t.packed[i]
+	p := t.entries[i].packed
 	if p&overflowFlag != 0 {
 		return x.overflow[p&^overflowFlag].has(l)
 	}

@@ -187,9 +187,11 @@ func (w *world) deliverBlocks(m message) {
 		}
 		switch kind {
 		case rangeStored:
-			w.tell(&router.BlocksStored{At: w.now, Instance: e.id, Blocks: w.hashes})
+			w.stored = router.BlocksStored{At: w.now, Instance: e.id, Blocks: w.hashes}
+			w.tell(&w.stored)
 		case rangeRemoved:
-			w.tell(&router.BlocksRemoved{At: w.now, Instance: e.id, Blocks: w.hashes})
+			w.removed = router.BlocksRemoved{At: w.now, Instance: e.id, Blocks: w.hashes}
+			w.tell(&w.removed)
 		case rangeCleared:
 			w.tell(&router.BlocksCleared{At: w.now, Instance: e.id})
 		}

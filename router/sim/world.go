@@ -46,6 +46,8 @@ type world struct {
 	started router.TurnStarted
 	turned  router.TurnEnded
 	over    router.SessionEnded
+	stored  router.BlocksStored
+	removed router.BlocksRemoved
 	tick    router.Tick
 }
 
