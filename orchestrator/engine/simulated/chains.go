@@ -6,14 +6,25 @@ import (
 	"holdfast/router/sim/instance"
 )
 
-// blockHash identifies a full block by its tokens, all tokens before it, and the salt.
+// blockHash identifies a full block by its tokens, all tokens before it, and the salt:
+// it is the hash of the content, exclusive or the hash of the salt.
 type blockHash uint64
 
-// hashSalt begins a chain of block hashes.
+// hashStart is the hash of no content.
+const hashStart blockHash = 0x9e3779b97f4a7c15
+
+// hashSalt is 0 for the empty salt.
 func hashSalt(salt string) blockHash {
-	h := uint64(0x9e3779b97f4a7c15)
-	for i := range len(salt) {
-		h = mix(h, uint64(salt[i])+1)
+	if salt == "" {
+		return 0
+	}
+	return hashName(salt)
+}
+
+func hashName(name string) blockHash {
+	h := uint64(hashStart)
+	for i := range len(name) {
+		h = mix(h, uint64(name[i])+1)
 	}
 	return blockHash(h)
 }
@@ -33,10 +44,10 @@ func hashBlock(h blockHash, tokens []int32) blockHash {
 
 // hashPrompt appends the hash of each full block of a prompt to dst.
 func hashPrompt(dst []blockHash, salt blockHash, prompt []int32, blockTokens int) []blockHash {
-	h := salt
+	h := hashStart
 	for len(prompt) >= blockTokens {
 		h = hashBlock(h, prompt[:blockTokens])
-		dst = append(dst, h)
+		dst = append(dst, h^salt)
 		prompt = prompt[blockTokens:]
 	}
 	return dst
@@ -57,7 +68,21 @@ type chain struct {
 	resident int         // blocks [start, resident) are cached
 	users    int         // requests in flight on this chain itself
 	children int
-	writing  bool // one of the users appends to it
+	writer   *call  // the one of the users that appends to it
+	twin     *chain // another chain whose first own block has the same hash
+
+	salt     string
+	saltHash blockHash
+	// tokens are those of hashes. They are kept for events only.
+	tokens []int32
+}
+
+// hashOf is the hash of a block that may be an ancestor's.
+func (c *chain) hashOf(block int) blockHash {
+	for block < c.start {
+		c = c.parent
+	}
+	return c.hashes[block-c.start]
 }
 
 // end is the number of blocks whose content is known.
@@ -72,6 +97,10 @@ type chainTable struct {
 	// found by comparing hashes in a row.
 	heads  map[blockHash]*chain
 	lastID uint64
+	// log is told what is stored and removed; nil if nobody wants to know. step is how many
+	// steps the model has taken.
+	log  *kvLog
+	step func() int64
 }
 
 func newChainTable(blockTokens int) *chainTable {
@@ -98,24 +127,24 @@ func (t *chainTable) match(hashes []blockHash) (*chain, int) {
 	return c, blocks
 }
 
-// open returns the chain on which a request with this prompt runs: the one that
-// the prompt continues, or a new one that branches off where it diverges.
-func (t *chainTable) open(hashes []blockHash) *chain {
+// open returns the chain on which x runs: the one that its prompt continues, or a new
+// one that branches off where it diverges.
+func (t *chainTable) open(x *call, hashes []blockHash, prompt []int32) *chain {
 	c, blocks := t.match(hashes)
-	if c == nil || c.writing || blocks < c.end() {
-		c = t.branch(c, blocks)
+	if c == nil || c.writer != nil || blocks < c.end() {
+		c = t.branch(c, blocks, x.request.CacheSalt)
 	}
-	if more := hashes[c.end():]; len(more) > 0 {
-		t.extend(c, more...)
+	if end := c.end(); end < len(hashes) {
+		t.extend(c, hashes[end:], prompt[end*t.blockTokens:len(hashes)*t.blockTokens])
 	}
 	c.users++
-	c.writing = true
+	c.writer = x
 	return c
 }
 
-func (t *chainTable) branch(parent *chain, at int) *chain {
+func (t *chainTable) branch(parent *chain, at int, salt string) *chain {
 	t.lastID++
-	c := &chain{model: instance.Chain{ID: t.lastID}, parent: parent, start: at, resident: at}
+	c := &chain{model: instance.Chain{ID: t.lastID}, parent: parent, start: at, resident: at, salt: salt, saltHash: hashSalt(salt)}
 	if parent != nil {
 		c.model.Parent, c.model.SharedTokens = &parent.model, at*t.blockTokens
 		parent.children++
@@ -124,25 +153,29 @@ func (t *chainTable) branch(parent *chain, at int) *chain {
 	return c
 }
 
-func (t *chainTable) extend(c *chain, hashes ...blockHash) {
-	if len(c.hashes) == 0 && t.heads[hashes[0]] == nil {
+func (t *chainTable) extend(c *chain, hashes []blockHash, tokens []int32) {
+	if len(c.hashes) == 0 {
+		c.twin = t.heads[hashes[0]]
 		t.heads[hashes[0]] = c
 	}
 	c.hashes = append(c.hashes, hashes...)
+	if t.log != nil {
+		c.tokens = append(c.tokens, tokens...)
+	}
 }
 
 // close ends a request's use of its chain.
 func (t *chainTable) close(c *chain) {
 	c.users--
-	c.writing = false
+	c.writer = nil
 	t.drop(c)
 }
 
 func (t *chainTable) drop(c *chain) {
 	for c != nil && c.users == 0 && c.children == 0 && c.resident == c.start && t.byID[c.model.ID] == c {
 		delete(t.byID, c.model.ID)
-		if len(c.hashes) > 0 && t.heads[c.hashes[0]] == c {
-			delete(t.heads, c.hashes[0])
+		if len(c.hashes) > 0 {
+			t.behead(c)
 		}
 		if c.parent != nil {
 			c.parent.children--
@@ -151,23 +184,57 @@ func (t *chainTable) drop(c *chain) {
 	}
 }
 
+// behead takes c out of the chains that begin with its hash.
+func (t *chainTable) behead(c *chain) {
+	head := c.hashes[0]
+	first := t.heads[head]
+	switch {
+	case first == c && c.twin == nil:
+		delete(t.heads, head)
+	case first == c:
+		t.heads[head] = c.twin
+	default:
+		for first.twin != c {
+			first = first.twin
+		}
+		first.twin = c.twin
+	}
+}
+
 // BlocksStored implements instance.CacheSink.
-func (t *chainTable) BlocksStored(tier instance.Tier, id uint64, _, to int) {
-	if c := t.byID[id]; c != nil && tier == instance.TierDevice {
-		c.resident = to
+func (t *chainTable) BlocksStored(tier instance.Tier, id uint64, from, to int) {
+	c := t.byID[id]
+	if c == nil || tier != instance.TierDevice {
+		return
+	}
+	c.resident = to
+	if c.writer != nil && to > c.end() {
+		// What is beyond the prompt was generated.
+		c.writer.learn(t, to)
+	}
+	if t.log != nil {
+		t.log.stored(c, from, min(to, c.end()))
 	}
 }
 
 // BlocksRemoved implements instance.CacheSink.
-func (t *chainTable) BlocksRemoved(tier instance.Tier, id uint64, from, _ int) {
-	if c := t.byID[id]; c != nil && tier == instance.TierDevice {
-		c.resident = from
-		t.drop(c)
+func (t *chainTable) BlocksRemoved(tier instance.Tier, id uint64, from, to int) {
+	c := t.byID[id]
+	if c == nil || tier != instance.TierDevice {
+		return
 	}
+	c.resident = from
+	if t.log != nil {
+		t.log.removed(c, from, min(to, c.end()))
+	}
+	t.drop(c)
 }
 
 // AllCleared implements instance.CacheSink.
 func (t *chainTable) AllCleared() {
+	if t.log != nil {
+		t.log.cleared(t.step())
+	}
 	for _, c := range t.byID {
 		c.resident = c.start
 	}

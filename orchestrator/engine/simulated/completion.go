@@ -87,9 +87,9 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*call, error) {
 	size := s.cfg.Engine.BlockTokens
 	salt := hashSalt(request.CacheSalt)
 	tmp.hashes = hashPrompt(tmp.hashes[:0], salt, request.Prompt, size)
-	x.promptHash = salt
+	x.promptHash = hashStart
 	if n := len(tmp.hashes); n > 0 {
-		x.promptHash = tmp.hashes[n-1]
+		x.promptHash = tmp.hashes[n-1] ^ salt
 	}
 	x.promptTail = append(x.promptTail, request.Prompt[len(tmp.hashes)*size:]...)
 	x.sampler = s.newSampler(x)
@@ -99,7 +99,7 @@ func (s *Server) accept(w http.ResponseWriter, r *http.Request) (*call, error) {
 	} else {
 		request.Prompt = nil
 	}
-	return x, s.core.submit(x, tmp.hashes)
+	return x, s.core.submit(x, tmp.hashes, tmp.prompt)
 }
 
 // newSampler makes a request's tokens depend on its content and seed, without a
@@ -112,7 +112,7 @@ func (s *Server) newSampler(x *call) sampler {
 	case x.request.Seed != nil:
 		base = mix(base, uint64(*x.request.Seed)+1)
 	default:
-		base = mix(base, uint64(hashSalt(x.requestID)))
+		base = mix(base, uint64(hashName(x.requestID)))
 	}
 	return sampler{base: base, vocabulary: uint64(s.cfg.VocabularySize)}
 }

@@ -15,6 +15,7 @@ import (
 	"log/slog"
 	"time"
 
+	"holdfast/orchestrator/engine/simulated/publish"
 	"holdfast/router/sim/instance"
 )
 
@@ -40,7 +41,29 @@ type Config struct {
 	StreamTick time.Duration
 	// MaxBodyBytes bounds a request. Default 64 MiB.
 	MaxBodyBytes int64
-	Logger       *slog.Logger
+	// KVEvents publishes what enters and leaves the prefix cache; without an
+	// endpoint nothing is published.
+	KVEvents KVEvents
+	Logger   *slog.Logger
+}
+
+// KVEvents says where and how a simulated engine publishes the events of its block table.
+type KVEvents struct {
+	// Endpoint such as tcp://127.0.0.1:5557 is bound, or connected to with Connect.
+	// Port 0 takes a free one; see Server.KVEndpoints.
+	Endpoint string
+	Connect  bool
+	// ReplayEndpoint is bound for replays of the last HistoryBatches (default
+	// 10,000) batches; empty for none.
+	ReplayEndpoint string
+	HistoryBatches int
+	// OldReplies leaves the topic out of replies, as vLLM before 0.26.
+	OldReplies bool
+	Topic      string
+	Encoding   publish.Encoding
+	// FlushIdle publishes a cache reset at once. By default it waits for the engine's
+	// next step, as in vLLM, where an idle or paused engine sends nothing.
+	FlushIdle bool
 }
 
 func (c Config) withDefaults() Config {

@@ -57,13 +57,16 @@ type core struct {
 	closed  bool
 	events  []instance.Event
 	latency latencies
+	log     *kvLog // nil without events
 }
 
-func newCore(cfg *Config) (*core, error) {
+func newCore(cfg *Config, log *kvLog) (*core, error) {
 	c := &core{
 		cfg: cfg, started: time.Now(), chains: newChainTable(cfg.Engine.BlockTokens),
 		calls: map[uint64]*call{}, streams: map[uint64]*call{}, latency: newLatencies(),
+		log: log,
 	}
+	c.chains.log, c.chains.step = log, c.steps
 	var err error
 	if c.model, err = instance.New(cfg.Engine, c.chains); err != nil {
 		return nil, err
@@ -73,6 +76,9 @@ func newCore(cfg *Config) (*core, error) {
 	return c, nil
 }
 
+// steps is how many steps the model has begun.
+func (c *core) steps() int64 { return c.model.Stats().Steps }
+
 // engineNow is the engine's clock, in nanoseconds.
 func (c *core) engineNow() int64 {
 	return int64(float64(time.Since(c.started)) * c.cfg.TimeScale)
@@ -80,8 +86,8 @@ func (c *core) engineNow() int64 {
 
 var errClosed = errors.New("the engine is shutting down")
 
-// submit queues a call whose request, ids, sampler and hashes are set.
-func (c *core) submit(x *call, hashes []blockHash) error {
+// submit queues a call whose request, ids, sampler and hashes are set. The prompt is not kept.
+func (c *core) submit(x *call, hashes []blockHash, prompt []int32) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
@@ -90,7 +96,7 @@ func (c *core) submit(x *call, hashes []blockHash) error {
 	c.advance()
 	c.lastID++
 	x.id = c.lastID
-	x.chain = c.chains.open(hashes)
+	x.chain = c.chains.open(x, hashes, prompt)
 	x.notify = make(chan struct{}, 1)
 	err := c.model.Submit(instance.Request{
 		ID: x.id, Chain: &x.chain.model, PromptTokens: x.promptTokens, OutputTokens: x.outputTokens,
@@ -153,7 +159,6 @@ func (c *core) abortLocked(x *call) {
 // end lets go of a call that the model no longer has.
 func (c *core) end(x *call) {
 	x.done = true
-	c.learnOutput(x)
 	c.chains.close(x.chain)
 	delete(c.calls, x.id)
 	delete(c.streams, x.id)
@@ -167,21 +172,16 @@ func signal(x *call) {
 	}
 }
 
-// learnOutput gives the blocks that x generated, as far as they are cached, the hashes
-// by which a later prompt finds them.
-func (c *core) learnOutput(x *call) {
-	size := c.cfg.Engine.BlockTokens
-	first := x.promptTokens / size
-	ch := x.chain
-	if ch.resident <= ch.end() || ch.end() < first {
-		return
-	}
-	from, h := ch.end(), x.promptHash
-	if from > first {
-		h = ch.hashes[len(ch.hashes)-1]
+// learn gives the blocks that x has generated, up to block end, the hashes by which a
+// later prompt finds them.
+func (x *call) learn(t *chainTable, end int) {
+	ch, size := x.chain, t.blockTokens
+	h := x.promptHash
+	if from := ch.end(); from > x.promptTokens/size {
+		h = ch.hashes[from-ch.start-1] ^ ch.saltHash
 	}
 	block := make([]int32, 0, size)
-	for b := from; b < ch.resident; b++ {
+	for b := ch.end(); b < end; b++ {
 		block = block[:0]
 		at := b*size - x.promptTokens // the block's first token, counted in output tokens
 		if at < 0 {
@@ -190,7 +190,7 @@ func (c *core) learnOutput(x *call) {
 		}
 		block = x.sampler.appendTokens(block, at, at+size-len(block))
 		h = hashBlock(h, block)
-		c.chains.extend(ch, h)
+		t.extend(ch, []blockHash{h ^ ch.saltHash}, block)
 	}
 }
 
@@ -251,7 +251,18 @@ func (c *core) wake() {
 	c.armed = time.Time{}
 	c.advance()
 	c.progress()
+	if c.log != nil && time.Since(c.log.decodedAt) >= c.cfg.StreamTick {
+		c.publishDecoded()
+	}
 	c.arm()
+}
+
+// publishDecoded makes the model tell of the blocks that running requests have filled.
+func (c *core) publishDecoded() {
+	c.model.PublishDecoded()
+	if c.log != nil {
+		c.log.decodedAt = time.Now()
+	}
 }
 
 // arm sets the timer to the next event, or to the next look at the streams.
@@ -269,6 +280,14 @@ func (c *core) arm() {
 	if len(c.streams) > 0 {
 		if look := c.looked.Add(c.cfg.StreamTick); due.IsZero() || look.Before(due) {
 			due = look
+		}
+	}
+	if c.log != nil {
+		c.log.flush(c.steps)
+		if len(c.calls) > 0 {
+			if look := c.log.decodedAt.Add(c.cfg.StreamTick); due.IsZero() || look.Before(due) {
+				due = look
+			}
 		}
 	}
 	switch {
@@ -301,6 +320,9 @@ func (c *core) close() {
 	}
 	c.closed = true
 	c.timer.Stop()
+	if c.log != nil {
+		c.log.publisher.Close()
+	}
 }
 
 // look runs f on the up-to-date model.

@@ -30,26 +30,30 @@ func newTestServer(t *testing.T, cfg Config) *Server {
 }
 
 // newCall prepares a call as accept does.
-func (s *Server) newCall(prompt []int32, output int, name string) (*call, []blockHash) {
+func (s *Server) newCall(prompt []int32, output int, name string) (*call, []int32) {
 	size := s.cfg.Engine.BlockTokens
 	x := &call{
 		requestID: name, request: &completionRequest{MaxTokens: output, IgnoreEOS: true, Temperature: 1, StreamInterval: 1},
 		promptTokens: len(prompt), outputTokens: output, wallStart: time.Now(),
 	}
 	hashes := hashPrompt(nil, hashSalt(""), prompt, size)
-	x.promptHash = hashSalt("")
+	x.promptHash = hashStart
 	if len(hashes) > 0 {
 		x.promptHash = hashes[len(hashes)-1]
 	}
 	x.promptTail = slices.Clone(prompt[len(hashes)*size:])
 	x.sampler = s.newSampler(x)
-	return x, hashes
+	return x, prompt
+}
+
+func (s *Server) submit(x *call, prompt []int32) error {
+	return s.core.submit(x, hashPrompt(nil, hashSalt(""), prompt, s.cfg.Engine.BlockTokens), prompt)
 }
 
 // run submits a call and waits for its end.
-func run(t *testing.T, s *Server, x *call, hashes []blockHash) {
+func run(t *testing.T, s *Server, x *call, prompt []int32) {
 	t.Helper()
-	if err := s.core.submit(x, hashes); err != nil {
+	if err := s.submit(x, prompt); err != nil {
 		t.Fatal(err)
 	}
 	for done := false; !done; {
@@ -73,9 +77,9 @@ func TestCallsTakeTheModelsTime(t *testing.T) {
 		}
 		events := model.Advance(int64(time.Hour), nil)
 		want := time.Duration(float64(events[len(events)-1].At) / 60)
-		x, hashes := s.newCall(make([]int32, 500), 400, "a")
+		x, prompt := s.newCall(make([]int32, 500), 400, "a")
 		start := time.Now()
-		run(t, s, x, hashes)
+		run(t, s, x, prompt)
 		if got := time.Since(start); got < want || got > want+10*time.Microsecond {
 			t.Errorf("the call took %s, want %s", got, want)
 		}
@@ -112,7 +116,8 @@ func TestCachedTokensFollowContent(t *testing.T) {
 				prompt = prompt[:800]
 			}
 			resident := s.ResidentBlocks()
-			x, hashes := s.newCall(prompt, 1+rng.IntN(80), string(rune('a'+i%26)))
+			x, _ := s.newCall(prompt, 1+rng.IntN(80), string(rune('a'+i%26)))
+			hashes := hashPrompt(nil, hashSalt(""), prompt, size)
 			want := 0
 			for want < (len(prompt)-1)/size {
 				if _, found := slices.BinarySearch(resident, uint64(hashes[want])); !found {
@@ -120,7 +125,7 @@ func TestCachedTokensFollowContent(t *testing.T) {
 				}
 				want++
 			}
-			run(t, s, x, hashes)
+			run(t, s, x, prompt)
 			if x.event.CachedTokens != want*size {
 				t.Fatalf("call %d: %d tokens cached, resident blocks hold %d", i, x.event.CachedTokens, want*size)
 			}
@@ -167,13 +172,13 @@ func TestConcurrentCallsLeaveNothingBehind(t *testing.T) {
 			if rng.IntN(2) == 0 {
 				prompt = append(prompt, int32(i))
 			}
-			x, hashes := s.newCall(prompt, 1+rng.IntN(500), string(rune(i)))
+			x, prompt := s.newCall(prompt, 1+rng.IntN(500), string(rune(i)))
 			x.request.Stream = i%2 == 0
 			ctx, cancel := context.WithCancel(t.Context())
 			if i%3 == 0 {
 				ctx, cancel = context.WithTimeout(t.Context(), time.Duration(rng.IntN(20_000))*time.Millisecond)
 			}
-			if err := s.core.submit(x, hashes); err != nil {
+			if err := s.submit(x, prompt); err != nil {
 				t.Fatal(err)
 			}
 			go func() {
@@ -217,9 +222,9 @@ func TestConcurrentCallsLeaveNothingBehind(t *testing.T) {
 func TestStreamsSendWholeIntervals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestServer(t, Config{})
-		x, hashes := s.newCall(make([]int32, 20), 205, "a")
+		x, prompt := s.newCall(make([]int32, 20), 205, "a")
 		x.request.Stream, x.request.StreamInterval = true, 50
-		if err := s.core.submit(x, hashes); err != nil {
+		if err := s.submit(x, prompt); err != nil {
 			t.Fatal(err)
 		}
 		var got []int
@@ -241,8 +246,8 @@ func TestStreamsSendWholeIntervals(t *testing.T) {
 func TestClosingAbortsWhatRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newTestServer(t, Config{})
-		x, hashes := s.newCall(make([]int32, 20), 900, "a")
-		if err := s.core.submit(x, hashes); err != nil {
+		x, prompt := s.newCall(make([]int32, 20), 900, "a")
+		if err := s.submit(x, prompt); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Stop(t.Context()); err != nil {
@@ -251,7 +256,7 @@ func TestClosingAbortsWhatRuns(t *testing.T) {
 		if _, done, err := s.core.wait(t.Context(), x); !done || err == nil {
 			t.Errorf("done %v, error %v", done, err)
 		}
-		if err := s.core.submit(x, hashes); err == nil {
+		if err := s.submit(x, prompt); err == nil {
 			t.Error("a closed engine took a request")
 		}
 	})

@@ -44,7 +44,7 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg}
 	var err error
-	if s.core, err = newCore(&s.cfg); err != nil {
+	if s.core, err = s.newCore(); err != nil {
 		return nil, fmt.Errorf("creating a simulated engine: %w", err)
 	}
 	registry := prometheus.NewRegistry()
@@ -183,14 +183,11 @@ func (s *Server) Requests() (list []RequestInfo) {
 // ResidentBlocks lists the hashes of the blocks that are in the cache now, sorted.
 func (s *Server) ResidentBlocks() (hashes []uint64) {
 	s.core.look(func() {
-		s.core.model.PublishDecoded()
-		for _, x := range s.core.calls {
-			s.core.learnOutput(x)
-		}
+		s.core.publishDecoded()
 		hashes = s.core.chains.residentHashes(nil)
 	})
 	slices.Sort(hashes)
-	return hashes
+	return slices.Compact(hashes)
 }
 
 func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
