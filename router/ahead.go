@@ -71,8 +71,8 @@ func (w *instance) peakTokens() float64 { return w.ahead.Peak() + float64(w.plac
 func (c *Core) peakTokensWith(s *session, w *instance) float64 {
 	tokens := max(s.promptTokens, s.contextTokens)
 	var shared int64
-	if s.group != nil && s.group.placeAt(w) != nil {
-		shared = min(tokens, c.sharedAt(s, w)*w.blockTokens)
+	if s.group != nil {
+		shared = min(tokens, s.group.placeAt(w).sharedBlocksOf(s)*w.blockTokens)
 	}
 	own := s.class.ahead.Expect(tokens, shared)
 	return w.ahead.PeakWith(&own) + float64(w.placeBlocks*w.blockTokens)

@@ -52,6 +52,7 @@ type Core struct {
 
 	freeSessions []*session
 	freeGroups   []*group
+	freePlaces   []*place
 	freeSlots    []int
 
 	// Scratch, valid within one evaluation.

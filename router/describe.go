@@ -81,7 +81,7 @@ func appendGroup(b []byte, g *group) []byte {
 	if g.leader != nil {
 		b = fmt.Appendf(b, " leader=%s until=%s", hex.EncodeToString(g.leader.id[:]), stamp(g.leaderUntil))
 	}
-	for _, p := range sortedBy(g.places, func(a, b place) int { return cmpString(a.inst.id, b.inst.id) }) {
+	for _, p := range sortedBy(g.places, func(a, b *place) int { return cmpString(a.inst.id, b.inst.id) }) {
 		b = fmt.Appendf(b, " %s:members=%d,shared=%d,warm=%t", p.inst.id, p.members, p.sharedBlocks, p.warm)
 	}
 	for _, s := range g.waiters {

@@ -8,7 +8,7 @@ type group struct {
 	// live counts the members in the ledger; places are the instances where some
 	// of them are admitted.
 	live   int
-	places []place
+	places []*place
 	// leader is the member whose prefill the others wait for, until leaderUntil;
 	// waiters are those. A group waits for a leader that never reports a first
 	// token at most once: then impatient is set.
@@ -30,9 +30,9 @@ type place struct {
 }
 
 func (g *group) placeAt(w *instance) *place {
-	for i := range g.places {
-		if g.places[i].inst == w {
-			return &g.places[i]
+	for _, p := range g.places {
+		if p.inst == w {
+			return p
 		}
 	}
 	return nil
@@ -81,14 +81,21 @@ func (c *Core) joinPlace(s *session, w *instance) {
 	}
 	p := s.group.placeAt(w)
 	if p == nil {
+		if n := len(c.freePlaces); n > 0 {
+			p = c.freePlaces[n-1]
+			c.freePlaces = c.freePlaces[:n-1]
+		} else {
+			p = &place{}
+		}
 		shared := s.sharedTokens / w.blockTokens
-		s.group.places = append(s.group.places, place{inst: w, sharedTokens: s.sharedTokens, sharedBlocks: shared})
-		p = &s.group.places[len(s.group.places)-1]
+		*p = place{inst: w, sharedTokens: s.sharedTokens, sharedBlocks: shared}
+		s.group.places = append(s.group.places, p)
 		w.reservedBlocks += shared
 		w.liveBlocks += shared
 		w.placeBlocks += shared
 	}
 	p.members++
+	s.place = p
 }
 
 // leavePlace is its inverse, and ends a wait for this member's prefill.
@@ -100,7 +107,8 @@ func (c *Core) leavePlace(s *session, w *instance) {
 	if g.leader == s {
 		c.releaseSiblings(g)
 	}
-	p := g.placeAt(w)
+	p := s.place
+	s.place = nil
 	p.members--
 	if p.members > 0 {
 		return
@@ -108,19 +116,21 @@ func (c *Core) leavePlace(s *session, w *instance) {
 	w.reservedBlocks -= p.sharedBlocks
 	w.liveBlocks -= p.sharedBlocks
 	w.placeBlocks -= p.sharedBlocks
+	at := slices.Index(g.places, p)
 	last := len(g.places) - 1
-	*p = g.places[last]
-	g.places[last] = place{}
+	g.places[at] = g.places[last]
 	g.places = g.places[:last]
+	p.inst = nil
+	c.freePlaces = append(c.freePlaces, p)
 }
 
 // refitPlaces recounts shared blocks after the instance's block size changed.
 func (c *Core) refitPlaces(w *instance) {
 	for _, s := range w.sessions {
-		if s.group == nil {
+		p := s.place
+		if p == nil {
 			continue
 		}
-		p := s.group.placeAt(w)
 		blocks := p.sharedTokens / w.blockTokens
 		w.reservedBlocks += blocks - p.sharedBlocks
 		w.liveBlocks += blocks - p.sharedBlocks
@@ -132,18 +142,18 @@ func (c *Core) refitPlaces(w *instance) {
 // coolPlaces forgets which shared prompts are cached at a reset instance.
 func (c *Core) coolPlaces(w *instance) {
 	for _, s := range w.sessions {
-		if s.group != nil {
-			s.group.placeAt(w).warm = false
+		if s.place != nil {
+			s.place.warm = false
 		}
 	}
 }
 
-// sharedAt is how many of an admitted session's blocks its group accounts for.
-func (c *Core) sharedAt(s *session, w *instance) int64 {
-	if s.group == nil {
+// sharedBlocksOf is how many of a session's blocks a place of its group accounts for.
+func (p *place) sharedBlocksOf(s *session) int64 {
+	if p == nil {
 		return 0
 	}
-	return min(s.group.placeAt(w).sharedBlocks, s.sharedTokens/w.blockTokens)
+	return min(p.sharedBlocks, s.sharedTokens/p.inst.blockTokens)
 }
 
 // asking is what a session that asks for admission to w would add to its
@@ -158,7 +168,7 @@ func (c *Core) asking(s *session, w *instance) int64 {
 	}
 	shared := s.sharedTokens / w.blockTokens
 	if p := s.group.placeAt(w); p != nil {
-		return max(1, blocks-min(p.sharedBlocks, shared))
+		return max(1, blocks-p.sharedBlocksOf(s))
 	}
 	return max(1, blocks-shared) + shared
 }
@@ -178,8 +188,8 @@ func (c *Core) lead(s *session, costSeconds float64) {
 	if g == nil || g.leader != nil || g.impatient || s.sharedTokens < max(1, c.cfg.SiblingMinTokens) {
 		return
 	}
-	for i := range g.places {
-		if g.places[i].warm {
+	for _, p := range g.places {
+		if p.warm {
 			return
 		}
 	}
@@ -195,7 +205,7 @@ func (c *Core) prefilled(s *session, well bool) {
 		return
 	}
 	if well {
-		g.placeAt(s.inst).warm = true
+		s.place.warm = true
 	}
 	if g.leader == s {
 		c.releaseSiblings(g)

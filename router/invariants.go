@@ -65,6 +65,7 @@ func (k *checker) instance(w *instance) {
 		}
 		k.that(s.sent == s.asked, "session %x at %s: asked %t, sent %t", s.id, w.id, s.asked, s.sent)
 		k.that(s.reserveBlocks >= 1 && s.ownBlocks >= 1, "session %x reserves %d and holds %d blocks", s.id, s.reserveBlocks, s.ownBlocks)
+		k.that(s.group == nil && s.place == nil || s.group != nil && s.place != nil && s.place == s.group.placeAt(w), "session %x at %s: its group's place is another", s.id, w.id)
 		k.that(s.sent || s.backlogTokens == 0, "session %x has backlog without a turn", s.id)
 	}
 	for _, g := range k.core.groups {
@@ -190,8 +191,7 @@ func (k *checker) groups() {
 	for _, g := range k.core.groups {
 		k.equal(int64(g.live), int64(live[g]), "group %x live", g.id)
 		k.equal(int64(len(g.places)), int64(len(at[g])), "group %x places", g.id)
-		for i := range g.places {
-			p := &g.places[i]
+		for _, p := range g.places {
 			k.equal(int64(p.members), int64(at[g][p.inst]), "group %x members at %s", g.id, p.inst.id)
 		}
 		k.that(g.leader == nil || g.leader.group == g && g.leader.protected(), "group %x is led by a session not admitted", g.id)

@@ -78,6 +78,8 @@ type session struct {
 	instIndex   int
 	attachedAt  Nanos
 	admitReason Reason
+	// place is its group's presence there, nil without a group.
+	place *place
 	// reserveBlocks and ownBlocks are what it adds to its instance's sums, without
 	// the group's shared blocks.
 	reserveBlocks, ownBlocks int64
@@ -223,7 +225,7 @@ func (c *Core) refit(s *session) {
 	w := s.inst
 	own := w.blocksOf(s.contextTokens)
 	reserve := c.reservation(s, own, w)
-	shared := c.sharedAt(s, w)
+	shared := s.place.sharedBlocksOf(s)
 	own, reserve = max(1, own-shared), max(1, reserve-shared)
 	if reserve < s.reserveBlocks || c.looksAhead() && c.passedOver {
 		c.dirty = true // there may be room that was not there before
@@ -257,13 +259,10 @@ func (c *Core) reservation(s *session, blocks int64, w *instance) int64 {
 // shared prompt divided by the members that share it at the instance.
 func (s *session) footprintTokens() int64 {
 	tokens := s.contextTokens
-	if s.group == nil || s.sharedTokens == 0 || s.inst == nil {
+	if s.place == nil || s.place.members <= 1 {
 		return tokens
 	}
-	members := int64(1)
-	if p := s.group.placeAt(s.inst); p != nil && p.members > 1 {
-		members = int64(p.members)
-	}
+	members := int64(s.place.members)
 	shared := min(s.sharedTokens, tokens)
 	return tokens - shared + (shared+members-1)/members
 }
