@@ -29,7 +29,7 @@ select relname || ' ' || coalesce(reloptions::text, '') from pg_class c join pg_
 where n.nspname = 'public' and relkind in ('r', 'S') and relname not like 'goose_db_version%'
 union all
 select a.attrelid::regclass || '.' || a.attname || ' ' || a.attstorage::text from pg_attribute a join pg_class c on c.oid = a.attrelid
-join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'public' and c.relkind = 'r' and a.attnum > 0 and c.relname <> 'goose_db_version'
+join pg_namespace n on n.oid = c.relnamespace where n.nspname = 'public' and c.relkind = 'r' and a.attnum > 0 and not a.attisdropped and c.relname <> 'goose_db_version'
 order by 1`
 
 func schema(t *testing.T, url string) []string {

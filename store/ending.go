@@ -199,6 +199,7 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 
 	batch := &pgx.Batch{}
 	batch.Queue(endSessionSQL, row.sessionID, status, row.now, row.heldSeconds, row.residency.seconds, row.residency.tokenSeconds, row.eventSeq+1)
+	batch.Queue(dropCheckpointsSQL, row.sessionID)
 	batch.Queue(insertSampleSQL, row.runID, row.sampleSeq+1, row.sessionID, row.class, status, ending.Reward, nullJSON(ending.ScoreDetail),
 		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now)
 	batch.Queue(countEndedSQL, row.runID, queued, live)

@@ -29,6 +29,9 @@ type ClassMetrics struct {
 	ResidencySeconds float64
 	// HeldSessions were held at least once.
 	HeldSessions int64
+	// TokensRegenerated and Resumes are sums over the sessions; see TurnEffort.
+	TokensRegenerated int64
+	Resumes           int64
 }
 
 // Metrics is a run's account over a window.
@@ -46,7 +49,8 @@ select m.class, count(*) filter (where usable),
        coalesce(percentile_cont(array[0.5, 0.95, 0.99]) within group (order by s.held_seconds) filter (where usable), '{0,0,0}'),
        coalesce(sum(s.turns), 0)::bigint, coalesce(sum(s.prompt_tokens), 0)::bigint, coalesce(sum(s.cached_tokens), 0)::bigint,
        coalesce(sum(s.output_tokens), 0)::bigint, coalesce(sum(s.token_seconds), 0), coalesce(sum(s.residency_seconds), 0),
-       count(*) filter (where s.holds > 0)
+       count(*) filter (where s.holds > 0),
+       coalesce(sum(s.tokens_regenerated), 0)::bigint, coalesce(sum(s.resumes), 0)::bigint
 from samples m join sessions s using (session_id), lateral (select m.status in ('completed', 'truncated') as usable) u
 where m.run_id = $1 and m.ended_at > $2 and m.ended_at <= $3
 group by grouping sets ((m.class), ()) order by m.class nulls last`
@@ -95,7 +99,8 @@ func scanMetrics(row pgx.CollectableRow, minutes float64) (ClassMetrics, error) 
 	var class *string
 	var latency, held []float64
 	err := row.Scan(&class, &c.Samples, &latency, &held, &c.Turns, &c.PromptTokens, &c.CachedTokens, &c.OutputTokens,
-		&c.TokenSeconds, &c.ResidencySeconds, &c.HeldSessions)
+		&c.TokenSeconds, &c.ResidencySeconds, &c.HeldSessions,
+		&c.TokensRegenerated, &c.Resumes)
 	if err != nil {
 		return ClassMetrics{}, err
 	}

@@ -18,8 +18,10 @@ type TurnCommit struct {
 	Turn     int
 	Instance string
 	Epoch    int64
-	// PolicyVersion is the one the tokens were generated under.
+	// PolicyVersion is the one the turn ended under; Versions cover Generated where
+	// parts of it were generated under others, and are nil where none were.
 	PolicyVersion int64
+	Versions      []VersionSpan
 	// Prompt belongs to turn 0 of a task whose prompt the engine tokenised: the
 	// ids it used. Appended are the ids that the environment added before this
 	// call, Generated those that the call produced.
@@ -28,9 +30,9 @@ type TurnCommit struct {
 	Generated []int32
 	// Logprobs of Generated: as many, all finite; or none.
 	Logprobs []float32
-	// PromptTokens were sent with the call. CachedTokens of them came from the
+	// PromptTokens is the context before the turn. CachedTokens of it came from the
 	// prefix cache, -1 if the engine did not tell; PredictedCachedTokens is what
-	// the router expected.
+	// the router expected. With several calls both are those of the last.
 	PromptTokens          int64
 	PredictedCachedTokens int64
 	CachedTokens          int64
@@ -43,15 +45,16 @@ type TurnCommit struct {
 	// ToolSeconds passed in the environment between the turn before and this call.
 	ToolSeconds  float64
 	FinishReason string
-	// Attempts counts the calls made for this turn, failed ones included; 0 means 1.
-	Attempts int
+	// 0 attempts mean 1.
+	TurnEffort
 }
 
 // Turn is one committed model call.
 type Turn struct {
-	Turn                  int
-	Instance              string
-	Epoch                 int64
+	Turn     int
+	Instance string
+	Epoch    int64
+	// PolicyVersion is the one the turn ended under.
 	PolicyVersion         int64
 	PromptTokens          int64
 	PredictedCachedTokens int64
@@ -67,7 +70,7 @@ type Turn struct {
 	TotalSeconds   float64
 	ToolSeconds    float64
 	FinishReason   string
-	Attempts       int
+	TurnEffort
 }
 
 const (
@@ -84,20 +87,24 @@ with session as (
         token_mark = case when token_mark is null then null else greatest(token_mark, statement_timestamp()) end,
         queue_seconds = queue_seconds + $13, prefill_seconds = prefill_seconds + $14, decode_seconds = decode_seconds + $15,
         tool_seconds = tool_seconds + $17, finish_reason = $18,
-        min_policy_version = least(min_policy_version, $5), max_policy_version = greatest(max_policy_version, $5)
+        min_policy_version = least(min_policy_version, $27), max_policy_version = greatest(max_policy_version, $28),
+        resumes = resumes + $29, tokens_regenerated = tokens_regenerated + $30
     where session_id = $1 and turns = $2 and ` + liveCondition + `
     returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
 ), turn as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
                        cached_tokens, output_tokens, appended_tokens, started_at, committed_at,
-                       queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts)
-    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19
+                       queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts,
+                       resumes, tokens_regenerated)
+    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19, $29, $30
     from session
 ), segment as (
     insert into segments (session_id, turn, part, run_id, kind, policy_version, start_tokens, tokens, ids, logprobs)
-    select $1, $2, p.part, s.run_id, p.kind, $5, s.start_tokens + p.start_tokens, p.tokens, p.ids, p.logprobs
-    from session s, unnest($20::int[], $21::text[], $22::bigint[], $23::int[], $24::bytea[], $25::bytea[])
-         as p (part, kind, start_tokens, tokens, ids, logprobs)
+    select $1, $2, p.part, s.run_id, p.kind, p.policy_version, s.start_tokens + p.start_tokens, p.tokens, p.ids, p.logprobs
+    from session s, unnest($20::int[], $21::text[], $22::bigint[], $23::int[], $24::bytea[], $25::bytea[], $26::bigint[])
+         as p (part, kind, start_tokens, tokens, ids, logprobs, policy_version)
+), checkpoints as (
+    delete from turn_checkpoints where session_id = $1 and turn <= $2 and exists (select from session)
 )
 select count(*) from session`
 
@@ -106,7 +113,7 @@ select count(*) from session`
 	selectTurnsSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
        appended_tokens, started_at, committed_at, queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds,
-       finish_reason, attempts
+       finish_reason, attempts, resumes, tokens_regenerated
 from turns where session_id = $1 and turn > $2 order by turn limit $3`
 )
 
@@ -143,12 +150,12 @@ func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommi
 
 // check refuses what the schema would refuse, with the field's name.
 func (c *TurnCommit) check() error {
-	if len(c.Logprobs) > 0 && len(c.Logprobs) != len(c.Generated) {
-		return &FieldError{Path: "logprobs", Problem: fmt.Sprintf("must be as many as the %d generated tokens, are %d", len(c.Generated), len(c.Logprobs))}
+	if err := checkLogprobs(c.Logprobs, len(c.Generated)); err != nil {
+		return err
 	}
-	for i, logprob := range c.Logprobs {
-		if math.IsNaN(float64(logprob)) || math.IsInf(float64(logprob), 0) {
-			return &FieldError{Path: fmt.Sprintf("logprobs[%d]", i), Problem: fmt.Sprintf("must be finite, is %v", logprob)}
+	if c.Versions != nil {
+		if err := checkVersions(c.Versions, len(c.Generated)); err != nil {
+			return err
 		}
 	}
 	if c.CachedTokens > c.PromptTokens {
@@ -175,11 +182,17 @@ func (c *TurnCommit) arguments() []any {
 		cached = &c.CachedTokens
 	}
 	p := c.parts()
+	oldest, newest := c.PolicyVersion, c.PolicyVersion
+	for i, version := range p.versions {
+		if p.kinds[i] == string(SegmentGenerated) {
+			oldest, newest = min(oldest, version), max(newest, version)
+		}
+	}
 	added := int64(len(c.Prompt) + len(c.Appended))
 	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, int64(len(c.Appended)), c.PromptTokens,
 		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), added, c.StartedAt,
 		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
-		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs}
+		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated}
 }
 
 // turnParts are the columns of a turn's segments.
@@ -190,12 +203,13 @@ type turnParts struct {
 	counts   []int32
 	ids      [][]byte
 	logprobs [][]byte
+	versions []int64
 }
 
 func (c *TurnCommit) parts() turnParts {
 	var p turnParts
 	start := int64(0)
-	add := func(kind SegmentKind, ids []int32, logprobs []float32) {
+	add := func(kind SegmentKind, ids []int32, logprobs []float32, version int64) {
 		if len(ids) == 0 {
 			return
 		}
@@ -205,11 +219,18 @@ func (c *TurnCommit) parts() turnParts {
 		p.counts = append(p.counts, int32(len(ids)))
 		p.ids = append(p.ids, packTokens(ids))
 		p.logprobs = append(p.logprobs, packLogprobs(logprobs))
+		p.versions = append(p.versions, version)
 		start += int64(len(ids))
 	}
-	add(SegmentPrompt, c.Prompt, nil)
-	add(SegmentAppended, c.Appended, nil)
-	add(SegmentGenerated, c.Generated, c.Logprobs)
+	add(SegmentPrompt, c.Prompt, nil, c.PolicyVersion)
+	add(SegmentAppended, c.Appended, nil, c.PolicyVersion)
+	versions := c.Versions
+	if versions == nil {
+		versions = []VersionSpan{{Tokens: len(c.Generated), PolicyVersion: c.PolicyVersion}}
+	}
+	eachSpan(versions, func(from, to int, version int64) {
+		add(SegmentGenerated, c.Generated[from:to], logprobsOf(c.Logprobs, from, to), version)
+	})
 	return p
 }
 

@@ -245,7 +245,7 @@ func turnCommit(sc *sessionContext, turn, committed int, placement pool.Placemen
 		QueueSeconds: result.QueueSeconds, PrefillSeconds: max(0, result.TimeToFirstTokenSeconds-result.QueueSeconds),
 		DecodeSeconds: max(0, result.TotalSeconds-result.TimeToFirstTokenSeconds), TotalSeconds: result.TotalSeconds,
 		ToolSeconds:  gapAfter(&sc.work.Spec, turn-1).Seconds(),
-		FinishReason: result.FinishReason.String(), Attempts: attempts,
+		FinishReason: result.FinishReason.String(), TurnEffort: store.TurnEffort{Attempts: attempts},
 	}
 }
 
