@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"reflect"
 	"runtime"
 	"slices"
 	"strings"
@@ -179,7 +180,7 @@ func TestDiscoveryAndMetrics(t *testing.T) {
 		PromptTokens: 640, CachedPromptTokens: 304, GeneratedTokens: 10, PrefixQueries: 640, PrefixHits: 304,
 		CapacityBlocks: int64(p.CapacityBlocks), BlockTokens: 16,
 	}
-	if m != wantMetrics {
+	if !reflect.DeepEqual(m, wantMetrics) {
 		t.Errorf("got %+v\nwant %+v", m, wantMetrics)
 	}
 }

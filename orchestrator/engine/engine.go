@@ -143,6 +143,16 @@ type Metrics struct {
 	BlockTokens    int
 	// Asleep says that the engine has given its memory up.
 	Asleep bool
+	// Ranks splits the load by data-parallel rank, in order; nil if there is one rank
+	// or the engine does not say. The other figures are of all ranks.
+	Ranks []RankMetrics
+}
+
+// RankMetrics is the load of one data-parallel rank of an instance.
+type RankMetrics struct {
+	Rank             int
+	Running, Waiting int
+	KVUsage          float64
 }
 
 // Info is what an engine says about itself. A figure it does not give is 0.
@@ -153,14 +163,21 @@ type Info struct {
 	MaxContextTokens       int64
 	MaxRunning             int
 	PrefillTokensPerSecond float64
+	// DataParallelSize is how many ranks share the instance; the capacity is of all.
+	DataParallelSize int
+	// WeightVersion is what the engine says of its weights, empty if it does not.
+	WeightVersion string
 }
 
 // NewClient returns a client for an engine of a kind at a base URL. It makes no call.
-// Kinds: "vllm", and "simulated" for the project's own engine, which speaks vLLM.
+// Kinds: "vllm", "sglang", "openai" for any server that takes and gives text, and
+// "simulated" for the project's own engine, which speaks vLLM.
 func NewClient(kind, url string) (Client, error) {
 	switch kind {
 	case "vllm", "simulated":
 		return NewVLLM(VLLMConfig{URL: url})
+	case "sglang":
+		return NewSGLang(SGLangConfig{URL: url})
 	}
-	return nil, fmt.Errorf("unknown kind of engine %q, want vllm or simulated", kind)
+	return nil, fmt.Errorf("unknown kind of engine %q, want vllm, sglang, openai or simulated", kind)
 }

@@ -219,7 +219,7 @@ func FuzzStream(f *testing.F) {
 	f.Add(capture)
 	f.Add([]byte("data: {\"choices\":[{\"token_ids\":[1],\"logprobs\":{\"token_logprobs\":[-1]},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		g := generation{request: &someRequest, started: time.Now()}
+		g := generation{collected{request: &someRequest, started: time.Now()}}
 		if err := g.read(strings.NewReader(string(text)), func() {}); err == nil && len(g.result.Logprobs) != len(g.result.OutputIDs) {
 			t.Fatalf("%+v", g.result)
 		}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
 
 	dto "github.com/prometheus/client_model/go"
@@ -15,10 +16,9 @@ import (
 // newer versions. Series of several engines behind one page are added up, the
 // share of KV in use is their mean.
 func parseMetrics(page []byte) (Metrics, error) {
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
+	families, err := parseFamilies(page)
 	if err != nil {
-		return Metrics{}, fmt.Errorf("parsing the metrics page: %w", err)
+		return Metrics{}, err
 	}
 	running, ok := sum(families, "vllm:num_requests_running")
 	if !ok {
@@ -38,16 +38,10 @@ func parseMetrics(page []byte) (Metrics, error) {
 	if cached, ok := sum(families, "vllm:prompt_tokens_cached_total", "vllm:prompt_tokens_cached"); ok {
 		m.CachedPromptTokens = toInt64(cached)
 	}
-	if usage := first(families, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"); usage != nil {
-		for _, series := range usage.Metric {
-			m.KVUsage += value(series)
-		}
-		m.KVUsage = min(max(m.KVUsage/float64(len(usage.Metric)), 0), 1)
-		if math.IsNaN(m.KVUsage) {
-			m.KVUsage = 0
-		}
-	}
+	usage := first(families, "vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+	m.KVUsage = mean(usage)
 	readCacheConfig(families, &m)
+	m.Ranks = readRanks(families, "engine", "vllm:num_requests_running", "vllm:num_requests_waiting", usage)
 	if asleep := first(families, "vllm:engine_sleep_state"); asleep != nil {
 		for _, series := range asleep.Metric {
 			// One series per state; awake is 1 while the engine serves.
@@ -57,6 +51,15 @@ func parseMetrics(page []byte) (Metrics, error) {
 		}
 	}
 	return m, nil
+}
+
+func parseFamilies(page []byte) (map[string]*dto.MetricFamily, error) {
+	parser := expfmt.NewTextParser(model.UTF8Validation)
+	families, err := parser.TextToMetricFamilies(bytes.NewReader(page))
+	if err != nil {
+		return nil, fmt.Errorf("parsing the metrics page: %w", err)
+	}
+	return families, nil
 }
 
 // readCacheConfig reads the size of the cache, which vLLM exports as labels.
@@ -74,6 +77,55 @@ func readCacheConfig(families map[string]*dto.MetricFamily, m *Metrics) {
 		m.CapacityBlocks += blocks
 		m.BlockTokens = int(size)
 	}
+}
+
+// readRanks splits the load by the label that numbers an instance's data-parallel
+// ranks; nil if there is one rank.
+func readRanks(families map[string]*dto.MetricFamily, rankLabel, running, waiting string, usage *dto.MetricFamily) []RankMetrics {
+	var ranks []RankMetrics
+	each := func(family *dto.MetricFamily, take func(rank *RankMetrics, v float64)) {
+		if family == nil {
+			return
+		}
+		for _, series := range family.Metric {
+			number, err := strconv.ParseUint(label(series, rankLabel), 10, 16)
+			if err != nil {
+				continue
+			}
+			i, found := slices.BinarySearchFunc(ranks, int(number), func(r RankMetrics, n int) int { return r.Rank - n })
+			if !found {
+				ranks = slices.Insert(ranks, i, RankMetrics{Rank: int(number)})
+			}
+			take(&ranks[i], value(series))
+		}
+	}
+	each(families[running], func(r *RankMetrics, v float64) { r.Running += int(toInt64(v)) })
+	each(families[waiting], func(r *RankMetrics, v float64) { r.Waiting += int(toInt64(v)) })
+	each(usage, func(r *RankMetrics, v float64) { r.KVUsage = share(v) })
+	if len(ranks) < 2 {
+		return nil
+	}
+	return ranks
+}
+
+// mean is the mean of a family's series as a share of 1.
+func mean(family *dto.MetricFamily) float64 {
+	if family == nil {
+		return 0
+	}
+	var total float64
+	for _, series := range family.Metric {
+		total += value(series)
+	}
+	return share(total / float64(len(family.Metric)))
+}
+
+// share brings a value with nonsense in it between 0 and 1.
+func share(v float64) float64 {
+	if math.IsNaN(v) {
+		return 0
+	}
+	return min(max(v, 0), 1)
 }
 
 func first(families map[string]*dto.MetricFamily, names ...string) *dto.MetricFamily {

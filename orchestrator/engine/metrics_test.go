@@ -2,6 +2,7 @@ package engine
 
 import (
 	"os"
+	"reflect"
 	"testing"
 )
 
@@ -17,6 +18,7 @@ func TestMetricsUnderOldAndNewNames(t *testing.T) {
 		{"testdata/vllm_metrics_old.txt", Metrics{
 			Running: 7, Waiting: 2, KVUsage: 0.5, Preemptions: 7, PromptTokens: 1234567, CachedPromptTokens: -1,
 			GeneratedTokens: 5000, PrefixQueries: 1000, PrefixHits: 900, CapacityBlocks: 14001, BlockTokens: 16, Asleep: true,
+			Ranks: []RankMetrics{{Rank: 0, Running: 3, KVUsage: 0.25}, {Rank: 1, Running: 4, Waiting: 2, KVUsage: 0.75}},
 		}},
 	} {
 		page, err := os.ReadFile(test.file)
@@ -24,7 +26,7 @@ func TestMetricsUnderOldAndNewNames(t *testing.T) {
 			t.Fatal(err)
 		}
 		got, err := parseMetrics(page)
-		if err != nil || got != test.want {
+		if err != nil || !reflect.DeepEqual(got, test.want) {
 			t.Errorf("%s:\n got %+v, %v\nwant %+v", test.file, got, err, test.want)
 		}
 	}

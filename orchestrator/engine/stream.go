@@ -9,8 +9,6 @@ import (
 	"io"
 	"math"
 	"time"
-
-	"holdfast/orchestrator/engine/internal/jsonscan"
 )
 
 // maxEventBytes bounds one server-sent event: a million tokens with their
@@ -19,18 +17,9 @@ const maxEventBytes = 32 << 20
 
 var errStreamEnds = errors.New("the stream ends before the generation does")
 
-// generation reads one streamed completion.
-type generation struct {
-	started    time.Time
-	request    *Request
-	onProgress func(Progress)
-	result     Result
-	completion int // as usage says, 0 if it does not
-	done       bool
-}
-
-// read consumes the stream up to its end marker.
-func (g *generation) read(body io.Reader, alive func()) error {
+// readEvents hands the data of each server-sent event to event, up to the end
+// marker. Engines send each event's data in one line.
+func readEvents(body io.Reader, alive func(), event func(data []byte) error) error {
 	lines := bufio.NewReaderSize(body, 64<<10)
 	var line []byte
 	for {
@@ -49,9 +38,9 @@ func (g *generation) read(body io.Reader, alive func()) error {
 		}
 		data = bytes.TrimSpace(data)
 		if string(data) == "[DONE]" {
-			return g.finish()
+			return nil
 		}
-		if err := g.event(data); err != nil {
+		if err := event(data); err != nil {
 			return err
 		}
 	}
@@ -75,66 +64,86 @@ func readLine(r *bufio.Reader, buf []byte) ([]byte, error) {
 	}
 }
 
+// collected is what a stream has brought so far, whatever the dialect.
+type collected struct {
+	started    time.Time
+	request    *Request
+	onProgress func(Progress)
+	result     Result
+	// told is how many tokens onProgress has been called with.
+	told       int
+	completion int // as the engine counts its output tokens, 0 if it does not
+	done       bool
+}
+
+// begun tells whether any output has come.
+func (c *collected) begun() bool { return len(c.result.OutputIDs) > 0 }
+
+// progress tells the caller of new tokens, if there are any.
+func (c *collected) progress() {
+	n := len(c.result.OutputIDs)
+	if n == c.told {
+		return
+	}
+	if c.told == 0 {
+		c.result.TimeToFirstTokenSeconds = time.Since(c.started).Seconds()
+	}
+	c.told = n
+	if c.onProgress != nil {
+		c.onProgress(Progress{OutputTokens: n, OutputIDs: c.result.OutputIDs, Logprobs: c.result.Logprobs})
+	}
+}
+
 // finish checks that what came is a whole generation.
-func (g *generation) finish() error {
-	r := &g.result
-	if !g.done {
+func (c *collected) finish() error {
+	r := &c.result
+	if !c.done {
 		return errStreamEnds
 	}
-	if len(r.OutputIDs) == 0 && g.completion > 0 {
-		return &Error{Class: FailTurn, Message: "the engine sends no token ids: it needs vLLM 0.10.2 or later"}
+	if c.completion > 0 && c.completion != len(r.OutputIDs) {
+		return &Error{Class: RetryElsewhere, Message: fmt.Sprintf("the engine counts %d output tokens and sent %d", c.completion, len(r.OutputIDs))}
 	}
-	if g.completion > 0 && g.completion != len(r.OutputIDs) {
-		return &Error{Class: RetryElsewhere, Message: fmt.Sprintf("the engine counts %d output tokens and sent %d", g.completion, len(r.OutputIDs))}
-	}
-	if g.request.WithLogprobs && len(r.Logprobs) != len(r.OutputIDs) {
+	if c.request.WithLogprobs && len(r.Logprobs) != len(r.OutputIDs) {
 		return &Error{Class: FailTurn, Message: fmt.Sprintf("the engine sent %d log-probabilities for %d tokens", len(r.Logprobs), len(r.OutputIDs))}
 	}
 	return nil
 }
 
-// event takes one chunk in.
-func (g *generation) event(data []byte) error {
-	before := len(g.result.OutputIDs)
-	err := jsonscan.Object(data, func(key string, value []byte) error {
-		switch key {
-		case "choices":
-			return jsonscan.Elements(value, g.choice)
-		case "usage":
-			return g.usage(value)
-		case "timings":
-			var timings struct {
-				QueueSeconds float64 `json:"queue_seconds"`
-			}
-			if err := json.Unmarshal(value, &timings); err != nil {
-				return err
-			}
-			g.result.QueueSeconds = timings.QueueSeconds
-		case "error":
-			return streamError(value)
-		}
-		return nil
-	})
-	if err != nil {
-		var e *Error
-		if errors.As(err, &e) {
-			return e
-		}
-		return fmt.Errorf("reading an event: %w", err)
-	}
-	if n := len(g.result.OutputIDs); n > before {
-		if before == 0 {
-			g.result.TimeToFirstTokenSeconds = time.Since(g.started).Seconds()
-		}
-		if g.onProgress != nil {
-			g.onProgress(Progress{OutputTokens: n, OutputIDs: g.result.OutputIDs, Logprobs: g.result.Logprobs})
+// checkLogprobs refuses values that no training could use.
+func checkLogprobs(logprobs []float32, from int) error {
+	for i, p := range logprobs[from:] {
+		if math.IsNaN(float64(p)) || math.IsInf(float64(p), 0) {
+			return &Error{Class: FailTurn, Message: fmt.Sprintf("output token %d has the log-probability %v", from+i, p)}
 		}
 	}
 	return nil
 }
 
-// streamError is an error document in the place of a chunk: vLLM has sent its
-// status by then, so the code is in the document.
+// weightVersion is what the engine says of its weights: a name or a number. Any
+// other form says nothing.
+func weightVersion(value []byte) string {
+	var name string
+	if json.Unmarshal(value, &name) == nil {
+		return name
+	}
+	var number json.Number
+	if json.Unmarshal(value, &number) == nil {
+		return number.String()
+	}
+	return ""
+}
+
+// eventError keeps what is sorted already and says of the rest where it happened.
+func eventError(err error) error {
+	var e *Error
+	if errors.As(err, &e) {
+		return e
+	}
+	return fmt.Errorf("reading an event: %w", err)
+}
+
+// streamError is an error document in the place of a chunk: the status has
+// been sent by then, so the code is in the document.
 func streamError(value []byte) error {
 	var doc struct {
 		Message string `json:"message"`
@@ -144,87 +153,6 @@ func streamError(value []byte) error {
 		return &Error{Class: RetryElsewhere, Message: "in the stream: " + errorMessage(value)}
 	}
 	return &Error{Class: statusClass(doc.Code, false), StatusCode: doc.Code, Message: "in the stream: " + errorMessage(value)}
-}
-
-func (g *generation) choice(data []byte) error {
-	r := &g.result
-	tokens := len(r.OutputIDs)
-	var logprobs []byte
-	err := jsonscan.Object(data, func(key string, value []byte) error {
-		var err error
-		switch key {
-		case "token_ids":
-			if !isNull(value) {
-				r.OutputIDs, err = jsonscan.AppendInts(r.OutputIDs, value)
-			}
-		case "logprobs":
-			if !isNull(value) {
-				logprobs = value
-			}
-		case "finish_reason":
-			var reason *string
-			if err := json.Unmarshal(value, &reason); err != nil {
-				return err
-			}
-			if reason != nil {
-				g.done = true
-				r.FinishReason = parseFinishReason(*reason)
-			}
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if g.request.WithLogprobs && logprobs != nil {
-		if err := g.logprobs(logprobs); err != nil {
-			return err
-		}
-		added := len(r.OutputIDs) - tokens
-		if len(r.OutputIDs) > 0 && len(r.Logprobs) != len(r.OutputIDs) {
-			return &Error{Class: FailTurn, Message: fmt.Sprintf("a chunk of %d tokens brings the log-probabilities to %d for %d tokens", added, len(r.Logprobs), len(r.OutputIDs))}
-		}
-	}
-	return nil
-}
-
-func (g *generation) logprobs(data []byte) error {
-	return jsonscan.Object(data, func(key string, value []byte) error {
-		if key != "token_logprobs" || isNull(value) {
-			return nil
-		}
-		r := &g.result
-		from := len(r.Logprobs)
-		var err error
-		r.Logprobs, err = jsonscan.AppendFloats(r.Logprobs, value)
-		for i, p := range r.Logprobs[from:] {
-			if math.IsNaN(float64(p)) || math.IsInf(float64(p), 0) {
-				return &Error{Class: FailTurn, Message: fmt.Sprintf("output token %d has the log-probability %v", from+i, p)}
-			}
-		}
-		return err
-	})
-}
-
-func (g *generation) usage(data []byte) error {
-	var usage *struct {
-		PromptTokens     int `json:"prompt_tokens"`
-		CompletionTokens int `json:"completion_tokens"`
-		Details          *struct {
-			CachedTokens *int `json:"cached_tokens"`
-		} `json:"prompt_tokens_details"`
-	}
-	if err := json.Unmarshal(data, &usage); err != nil || usage == nil {
-		return err
-	}
-	g.completion = usage.CompletionTokens
-	if usage.PromptTokens > 0 {
-		g.result.PromptTokens = usage.PromptTokens
-	}
-	if d := usage.Details; d != nil && d.CachedTokens != nil && *d.CachedTokens >= 0 {
-		g.result.CachedTokens = *d.CachedTokens
-	}
-	return nil
 }
 
 func isNull(value []byte) bool { return string(value) == "null" }

@@ -1,17 +1,11 @@
 package engine
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
-	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
 	"strconv"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -35,12 +29,11 @@ type VLLMConfig struct {
 }
 
 // VLLM speaks to a vLLM server through its OpenAI-compatible completions
-// endpoint, with token ids in both directions (vLLM 0.10.2 or later).
+// endpoint, with token ids in both directions (vLLM 0.10.2 or later). It
+// implements Controller.
 type VLLM struct {
-	base     string
-	http     *http.Client
+	server
 	interval int
-	stall    time.Duration
 	model    atomic.Pointer[string]
 	// asked says that model is what the server said, which may change.
 	asked bool
@@ -48,25 +41,16 @@ type VLLM struct {
 
 // NewVLLM returns a client for a vLLM server. It makes no call.
 func NewVLLM(cfg VLLMConfig) (*VLLM, error) {
-	u, err := url.Parse(cfg.URL)
-	if err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-		return nil, fmt.Errorf("engine URL %q: want http://host:port", cfg.URL)
+	s, err := newServer(cfg.URL, cfg.HTTPClient, cfg.StallTimeout)
+	if err != nil {
+		return nil, err
 	}
-	if cfg.StreamIntervalTokens < 0 || cfg.StallTimeout < 0 {
-		return nil, errors.New("engine client: a stream interval or stall timeout must not be negative")
+	if cfg.StreamIntervalTokens < 0 {
+		return nil, errors.New("engine client: a stream interval must not be negative")
 	}
-	v := &VLLM{
-		base: strings.TrimRight(cfg.URL, "/"), http: cfg.HTTPClient,
-		interval: cfg.StreamIntervalTokens, stall: cfg.StallTimeout,
-	}
-	if v.http == nil {
-		v.http = &http.Client{Transport: newTransport()}
-	}
+	v := &VLLM{server: s, interval: cfg.StreamIntervalTokens}
 	if v.interval == 0 {
 		v.interval = 512
-	}
-	if v.stall == 0 {
-		v.stall = 30 * time.Minute
 	}
 	if v.asked = cfg.Model == ""; !v.asked {
 		v.model.Store(&cfg.Model)
@@ -74,93 +58,45 @@ func NewVLLM(cfg VLLMConfig) (*VLLM, error) {
 	return v, nil
 }
 
-// newTransport keeps a connection for each request in flight: an engine serves
-// some hundreds, and the standard library would keep two.
-func newTransport() *http.Transport {
-	return &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: 10 * time.Second, KeepAlive: 30 * time.Second}).DialContext,
-		MaxIdleConns:        4096,
-		MaxIdleConnsPerHost: 1024,
-		IdleConnTimeout:     90 * time.Second,
-		DisableCompression:  true,
-		WriteBufferSize:     64 << 10,
-		ReadBufferSize:      64 << 10,
-	}
-}
-
-const (
-	maxErrorBodyBytes = 64 << 10
-	maxInfoBodyBytes  = 1 << 20
-	maxMetricsBytes   = 16 << 20
-)
-
 // Generate implements Client.
 func (v *VLLM) Generate(ctx context.Context, request Request, onProgress func(Progress)) (Result, error) {
 	started := time.Now()
-	if len(request.Prompt) == 0 || request.MaxTokens < 1 || request.MinTokens < 0 || request.MinTokens > request.MaxTokens {
-		return Result{CachedTokens: -1}, &Error{Class: FailTurn, Message: fmt.Sprintf("a prompt of %d tokens and %d to %d output tokens is no request", len(request.Prompt), request.MinTokens, request.MaxTokens)}
+	if err := checkRequest(&request); err != nil {
+		return Result{CachedTokens: -1}, err
 	}
 	model, err := v.modelName(ctx)
 	if err != nil {
 		return Result{CachedTokens: -1}, err
 	}
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	body := v.encode(request, model)
-	httpRequest, err := http.NewRequestWithContext(ctx, http.MethodPost, v.base+"/v1/completions", bytes.NewReader(body))
-	if err != nil {
-		return Result{CachedTokens: -1}, &Error{Class: FailTurn, Message: "making the request", Err: err}
-	}
-	httpRequest.Header.Set("Content-Type", "application/json")
-	httpRequest.Header.Set("Accept", "text/event-stream")
-	// Lets the transport try again, without sending the header, when a kept
-	// connection turns out to be closed: servers close idle ones after seconds,
-	// and one that died has aborted the request.
-	httpRequest.Header["Idempotency-Key"] = []string{}
+	header := make(http.Header, 8)
 	if request.RequestID != "" {
-		httpRequest.Header.Set("X-Request-Id", request.RequestID)
+		header.Set("X-Request-Id", request.RequestID)
 	}
 	if request.SessionID != "" {
-		httpRequest.Header.Set("X-Session-Id", request.SessionID)
+		header.Set("X-Session-Id", request.SessionID)
 	}
 	if request.DataParallelRank >= 0 {
-		httpRequest.Header.Set("X-data-parallel-rank", strconv.Itoa(request.DataParallelRank))
+		header.Set("X-data-parallel-rank", strconv.Itoa(request.DataParallelRank))
 	}
-	watch := newStallWatch(v.stall, cancel)
-	defer watch.stop()
-	response, err := v.http.Do(httpRequest)
-	if err != nil {
-		return Result{CachedTokens: -1}, watch.explain(ctx, "calling the engine", err)
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		text, _ := io.ReadAll(io.LimitReader(response.Body, maxErrorBodyBytes))
-		e := statusError(response, text)
-		if e.StatusCode == http.StatusNotFound && v.asked {
-			// The server may have been restarted with another model: ask again.
-			v.model.Store(nil)
-			e.Class = RetryHere
-		}
-		return Result{CachedTokens: -1}, e
-	}
-	g := generation{started: started, request: &request, onProgress: onProgress}
-	g.result.CachedTokens = -1
-	g.result.PromptTokens = len(request.Prompt)
-	// What is generated at least is worth one allocation.
-	g.result.OutputIDs = make([]int32, 0, request.MinTokens)
-	if request.WithLogprobs {
-		g.result.Logprobs = make([]float32, 0, request.MinTokens)
-	}
-	err = g.read(response.Body, watch.touch)
+	g := generation{collected{started: started, request: &request, onProgress: onProgress, result: newResult(&request)}}
+	err = v.stream(ctx, "/v1/completions", v.encode(request, model), header, g.read)
 	g.result.TotalSeconds = time.Since(started).Seconds()
-	if err == nil {
-		return g.result, nil
-	}
 	var e *Error
-	if !errors.As(err, &e) {
-		e = watch.explain(ctx, "reading the engine's answer", err)
+	if v.asked && errors.As(err, &e) && e.StatusCode == http.StatusNotFound && !g.begun() {
+		// The server may have been restarted with another model: ask again.
+		v.model.Store(nil)
+		e.Class = RetryHere
 	}
-	return g.result, e
+	return g.result, err
+}
+
+// newResult has room for what is generated at least.
+func newResult(request *Request) Result {
+	r := Result{CachedTokens: -1, PromptTokens: len(request.Prompt), OutputIDs: make([]int32, 0, request.MinTokens)}
+	if request.WithLogprobs {
+		r.Logprobs = make([]float32, 0, request.MinTokens)
+	}
+	return r
 }
 
 // modelName is the name to send, asked for once.
@@ -168,7 +104,7 @@ func (v *VLLM) modelName(ctx context.Context) (string, error) {
 	if m := v.model.Load(); m != nil {
 		return *m, nil
 	}
-	models, err := v.models(ctx)
+	models, err := listModels(ctx, &v.server)
 	if err != nil {
 		return "", err
 	}
@@ -244,6 +180,7 @@ func (v *VLLM) Metrics(ctx context.Context) (Metrics, error) {
 	return m, nil
 }
 
+// servedModel is an entry of /v1/models.
 type servedModel struct {
 	ID               string `json:"id"`
 	MaxContextTokens int64  `json:"max_model_len"`
@@ -252,26 +189,9 @@ type servedModel struct {
 	PrefillTokensPerSecond float64 `json:"prefill_tokens_per_second"`
 }
 
-func (v *VLLM) models(ctx context.Context) (servedModel, error) {
-	body, err := v.get(ctx, "/v1/models", maxInfoBodyBytes)
-	if err != nil {
-		return servedModel{}, err
-	}
-	var list struct {
-		Data []servedModel `json:"data"`
-	}
-	if err := json.Unmarshal(body, &list); err != nil {
-		return servedModel{}, &Error{Class: RetryElsewhere, Message: "reading the engine's models", Err: err}
-	}
-	if len(list.Data) == 0 || list.Data[0].ID == "" {
-		return servedModel{}, &Error{Class: RetryElsewhere, Message: "the engine serves no model"}
-	}
-	return list.Data[0], nil
-}
-
 // Discover implements Client.
 func (v *VLLM) Discover(ctx context.Context) (Info, error) {
-	model, err := v.models(ctx)
+	model, err := listModels(ctx, &v.server)
 	if err != nil {
 		return Info{}, err
 	}
@@ -292,54 +212,4 @@ func (v *VLLM) Discover(ctx context.Context) (Info, error) {
 		info.Version = version.Version
 	}
 	return info, nil
-}
-
-// get reads a small document.
-func (v *VLLM) get(ctx context.Context, path string, limit int64) ([]byte, error) {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, v.base+path, nil)
-	if err != nil {
-		return nil, &Error{Class: FailTurn, Message: "making the request", Err: err}
-	}
-	response, err := v.http.Do(request)
-	if err != nil {
-		return nil, transportError(ctx, "calling "+path, err)
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, limit+1))
-	switch {
-	case err != nil:
-		return nil, transportError(ctx, "reading "+path, err)
-	case response.StatusCode != http.StatusOK:
-		return nil, statusError(response, body)
-	case int64(len(body)) > limit:
-		return nil, &Error{Class: RetryElsewhere, Message: fmt.Sprintf("%s answers with more than %d bytes", path, limit)}
-	}
-	return body, nil
-}
-
-// stallWatch cancels a call over which nothing has come for too long.
-type stallWatch struct {
-	timer   *time.Timer
-	after   time.Duration
-	stalled atomic.Bool
-}
-
-func newStallWatch(after time.Duration, cancel context.CancelFunc) *stallWatch {
-	w := &stallWatch{after: after}
-	w.timer = time.AfterFunc(after, func() {
-		w.stalled.Store(true)
-		cancel()
-	})
-	return w
-}
-
-func (w *stallWatch) touch() { w.timer.Reset(w.after) }
-func (w *stallWatch) stop()  { w.timer.Stop() }
-
-// explain sorts the error of a call that broke, which may be the watch's doing.
-func (w *stallWatch) explain(ctx context.Context, doing string, err error) *Error {
-	if w.stalled.Load() {
-		return &Error{Class: RetryElsewhere, Message: fmt.Sprintf("%s: nothing came for %s", doing, w.after), Err: err}
-	}
-	return transportError(ctx, doing, err)
 }
