@@ -28,6 +28,17 @@ type GroupPolicy string
 // GroupPartial delivers the members that are usable.
 const GroupPartial GroupPolicy = "partial"
 
+// StalePolicy says what happens to a session under way that new weights make older
+// than the staleness bound.
+type StalePolicy string
+
+const (
+	// StaleFinish lets it go on; its sample tells its staleness.
+	StaleFinish StalePolicy = "finish"
+	// StaleEnd ends it with status stale.
+	StaleEnd StalePolicy = "end"
+)
+
 // ClassShare is the target share of one class, rho_b, as a fraction.
 type ClassShare struct {
 	Class string  `json:"class"`
@@ -44,6 +55,8 @@ type Contract struct {
 	// pool's; nil means unbounded.
 	StalenessBound *int        `json:"staleness_bound,omitempty"`
 	GroupPolicy    GroupPolicy `json:"group_policy,omitempty"`
+	// StalePolicy is empty for StaleFinish.
+	StalePolicy StalePolicy `json:"stale_policy,omitempty"`
 }
 
 // ContractVersion is one version of a run's contract; versions count from 1.
@@ -75,6 +88,15 @@ func (c Contract) Normalise() (Contract, error) {
 	}
 	if c.GroupPolicy != GroupPartial {
 		return Contract{}, &FieldError{Path: "group_policy", Problem: fmt.Sprintf("must be %q, is %q", GroupPartial, c.GroupPolicy)}
+	}
+	switch c.StalePolicy {
+	case "":
+		c.StalePolicy = StaleFinish
+	case StaleFinish, StaleEnd:
+	case "restart":
+		return Contract{}, &FieldError{Path: "stale_policy", Problem: "cannot be restart yet: use finish or end, and release the tasks of stale samples anew"}
+	default:
+		return Contract{}, &FieldError{Path: "stale_policy", Problem: fmt.Sprintf("must be finish or end, is %q", c.StalePolicy)}
 	}
 	classes := make([]ClassShare, len(c.Classes))
 	for i, given := range c.Classes {

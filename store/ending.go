@@ -33,7 +33,8 @@ const (
 	lockEndingSQL = `
 select s.run_id, s.pool, s.batch_id, s.task_id, s.class, s.state, s.dispatch_ordinal, c.sample_seq,
        s.held_since, s.held_seconds, s.admitted_at, s.residency_seconds, s.token_seconds, s.token_mark, s.context_tokens,
-       s.finish_reason, s.event_seq, statement_timestamp()
+       s.finish_reason, s.event_seq, s.stale, s.cancel_reason,
+       greatest(0, coalesce((select p.policy_version from pools p where p.pool = s.pool) - s.min_policy_version, 0)), statement_timestamp()
 from sessions s join run_counters c using (run_id) where s.session_id = $1 for no key update of s`
 
 	endSessionSQL = `
@@ -43,8 +44,8 @@ update sessions set state = 'ended', status = $2, ended_at = $3, held_since = nu
 where session_id = $1`
 
 	insertSampleSQL = `
-insert into samples (run_id, seq, session_id, class, status, reward, score_detail, score_seconds, finish_reason, problem, tokens, ended_at)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`
+insert into samples (run_id, seq, session_id, class, status, reward, score_detail, score_seconds, finish_reason, problem, tokens, ended_at, staleness)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
 	// $2 and $3 are how many left queued and live: 1 and 0, or 0 and 1.
 	countEndedSQL = `
@@ -152,7 +153,12 @@ type endingRow struct {
 	residency                         residency
 	finishReason                      string
 	eventSeq                          int64
-	now                               time.Time
+	// stale: the session was asked to end because it is too old, with that reason.
+	stale        bool
+	cancelReason string
+	// staleness is how many policy versions the pool is ahead of the session's oldest.
+	staleness int64
+	now       time.Time
 }
 
 // lockEnding takes the locks of the session's run and of the session, in this
@@ -165,13 +171,16 @@ func lockEnding(ctx context.Context, tx pgx.Tx, sessionID uuid.UUID) (*endingRow
 	batch.Queue(lockEndingSQL, sessionID).QueryRow(func(found pgx.Row) error {
 		return found.Scan(&row.runID, &row.pool, &row.batchID, &row.taskID, &row.class, &row.state, &row.dispatchOrdinal, &row.sampleSeq,
 			&row.heldSince, &row.heldSeconds, &r.admittedAt, &r.seconds, &r.tokenSeconds, &r.tokenMark, &r.contextTokens,
-			&row.finishReason, &row.eventSeq, &row.now)
+			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now)
 	})
 	return row, tx.SendBatch(ctx, batch).Close()
 }
 
 // end writes the ending of a locked session.
 func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
+	if row.stale && ending.Status == router.Cancelled {
+		ending.Status, ending.Problem = router.Stale, row.cancelReason
+	}
 	status := ending.Status.String()
 	finishReason, problem := cleanText(ending.FinishReason), cleanText(ending.Problem)
 	if finishReason == "" {
@@ -201,7 +210,7 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 	batch.Queue(endSessionSQL, row.sessionID, status, row.now, row.heldSeconds, row.residency.seconds, row.residency.tokenSeconds, row.eventSeq+1)
 	batch.Queue(dropCheckpointsSQL, row.sessionID)
 	batch.Queue(insertSampleSQL, row.runID, row.sampleSeq+1, row.sessionID, row.class, status, ending.Reward, nullJSON(ending.ScoreDetail),
-		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now)
+		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness)
 	batch.Queue(countEndedSQL, row.runID, queued, live)
 	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status)
 	batch.Queue(countEndedGroupSQL, row.taskID, status)

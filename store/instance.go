@@ -69,7 +69,9 @@ type Instance struct {
 	// MaxRunning and PrefillTokensPerSecond are 0 if unknown.
 	MaxRunning             int
 	PrefillTokensPerSecond float64
-	PolicyVersion          int64
+	// PolicyVersion is that of its weights. Registering with 0 means the pool's
+	// current one: an engine that is announced has the weights that are in force.
+	PolicyVersion int64
 	// TTLSeconds after the last heartbeat the instance counts as gone; 0 means never.
 	TTLSeconds float64
 	KVEvents   KVEvents
@@ -89,7 +91,7 @@ const (
 insert into instances (pool, instance, url, kind, capacity_blocks, block_tokens, max_context_tokens, max_running,
                        prefill_tokens_per_second, policy_version, ttl_seconds, kv_events_endpoint, kv_events_bind, kv_replay_endpoint,
                        kv_topic, ranks, control, state, seen_at)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, 'active', clock_timestamp())
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, coalesce(nullif($10::bigint, 0), (select p.policy_version from pools p where p.pool = $1)), $11, $12, $13, $14, $15, $16, $17, 'active', clock_timestamp())
 on conflict (pool, instance) do update
 set url = excluded.url, kind = excluded.kind, capacity_blocks = excluded.capacity_blocks, block_tokens = excluded.block_tokens,
     max_context_tokens = excluded.max_context_tokens, max_running = excluded.max_running,

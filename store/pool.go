@@ -41,8 +41,6 @@ update pool_owners set expires_at = clock_timestamp() + make_interval(secs => $3
 update pool_owners set expires_at = least(expires_at, clock_timestamp()) where pool = $1 and epoch = $2`
 
 	selectPolicyVersionSQL = `select policy_version from pools where pool = $1`
-
-	advancePolicyVersionSQL = `update pools set policy_version = $2 where pool = $1 and policy_version < $2`
 )
 
 func checkPoolName(path, pool string) error {
@@ -117,27 +115,4 @@ func (s *Store) PolicyVersion(ctx context.Context, pool string) (int64, error) {
 	var version int64
 	err := s.pool.QueryRow(ctx, selectPolicyVersionSQL, pool).Scan(&version)
 	return version, found(err, "reading the policy version of pool", pool)
-}
-
-// AdvancePolicyVersion sets the pool's policy version, which never goes back: a
-// lower one than the current is *ConflictError, the same one changes nothing.
-func (s *Store) AdvancePolicyVersion(ctx context.Context, pool string, version int64) error {
-	return s.write(ctx, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, advancePolicyVersionSQL, pool, version)
-		if err != nil {
-			return fmt.Errorf("advancing the policy version of pool %s: %w", pool, err)
-		}
-		if tag.RowsAffected() == 1 {
-			_, err := tx.Exec(ctx, notifySQL, string(InstancesTopic(pool)))
-			return err
-		}
-		var current int64
-		if err := tx.QueryRow(ctx, selectPolicyVersionSQL, pool).Scan(&current); err != nil {
-			return found(err, "reading the policy version of pool", pool)
-		}
-		if version < current {
-			return &ConflictError{Subject: "policy version", Existing: fmt.Sprint(current), Problem: fmt.Sprintf("cannot go back to %d", version)}
-		}
-		return nil
-	})
 }
