@@ -4,7 +4,8 @@
 //
 // It neither chooses an instance nor retries: it sorts each failure into what
 // the caller may do about it (see Class), and hands back what was generated
-// before the failure. It never turns tokens into text and back.
+// before the failure. It turns tokens into text and back only for servers that take
+// nothing else (see OpenAI), and says so in the result.
 package engine
 
 import (
@@ -68,7 +69,11 @@ type Progress struct {
 // Result is a generation.
 type Result struct {
 	OutputIDs []int32
-	// Logprobs has one value per output token, or is nil if not asked for.
+	// IDsReencoded says that the engine gave text and OutputIDs are a codec's for that
+	// text, not the ids that were sampled: no log-probability belongs to them.
+	IDsReencoded bool
+	// Logprobs has one value per output token, or is nil if not asked for or with
+	// IDsReencoded.
 	Logprobs     []float32
 	FinishReason FinishReason
 	PromptTokens int
@@ -115,7 +120,8 @@ func (f FinishReason) String() string {
 
 func parseFinishReason(s string) FinishReason {
 	switch s {
-	case "stop":
+	case "stop", "eos_token", "stop_sequence":
+		// The latter two are TGI's.
 		return FinishStop
 	case "length":
 		return FinishLength
@@ -178,6 +184,8 @@ func NewClient(kind, url string) (Client, error) {
 		return NewVLLM(VLLMConfig{URL: url})
 	case "sglang":
 		return NewSGLang(SGLangConfig{URL: url})
+	case "openai":
+		return NewOpenAI(OpenAIConfig{URL: url})
 	}
 	return nil, fmt.Errorf("unknown kind of engine %q, want vllm, sglang, openai or simulated", kind)
 }
