@@ -84,6 +84,32 @@ type RouterInstance struct {
 	CapacityBlocks int64         `json:"capacity_blocks"`
 	ReservedBlocks int64         `json:"reserved_blocks"`
 	Quotas         []RouterQuota `json:"quotas" nullable:"false"`
+	Receipts       *Receipts     `json:"receipts,omitzero" doc:"Cached tokens promised by the router against those reported by the engine."`
+	Index          *IndexHealth  `json:"index,omitzero" doc:"How well its KV events are followed; absent where it publishes none."`
+}
+
+// Receipts compares the cached prompt tokens that turns were placed by with those
+// that the engine reported.
+type Receipts struct {
+	Turns           int64 `json:"turns" doc:"Turns whose engine reported cached tokens."`
+	PredictedTokens int64 `json:"predicted_tokens"`
+	CachedTokens    int64 `json:"cached_tokens"`
+	ErrorTokens     int64 `json:"error_tokens" doc:"Absolute differences, summed turn by turn."`
+	Alarm           bool  `json:"alarm" doc:"Promised blocks are never found."`
+}
+
+// IndexHealth is the state of one instance's part of the prefix index.
+type IndexHealth struct {
+	Trusted      bool       `json:"trusted" doc:"The picture of the cache is complete. If not, it lacks blocks; it never claims blocks that are not there."`
+	Reason       string     `json:"reason,omitzero"`
+	Alarm        string     `json:"alarm,omitzero" doc:"A difference in configuration that makes hits impossible."`
+	Blocks       int64      `json:"blocks"`
+	LastEventAt  *time.Time `json:"last_event_at,omitzero"`
+	Events       uint64     `json:"events"`
+	Gaps         uint64     `json:"gaps" doc:"In the sequence of events."`
+	Replays      uint64     `json:"replays" doc:"Missed events asked for again."`
+	Resyncs      uint64     `json:"resyncs" doc:"Times all locations were dropped."`
+	DecodeErrors uint64     `json:"decode_errors"`
 }
 
 // RouterQuota is one class's share of an instance.

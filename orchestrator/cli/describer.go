@@ -11,6 +11,8 @@ import (
 
 	"holdfast/api"
 	"holdfast/api/wire"
+	"holdfast/orchestrator/fleet"
+	"holdfast/orchestrator/kvevents"
 	"holdfast/orchestrator/pool"
 	"holdfast/orchestrator/service"
 	"holdfast/router"
@@ -26,7 +28,7 @@ type describer struct {
 // Describe returns what the pool's router knows and why it decided as it did, or
 // api.ErrNotOwner.
 func (d describer) Describe(ctx context.Context, poolName string) (wire.RouterView, error) {
-	view, epoch, err := d.service.View(ctx, poolName)
+	view, err := d.service.View(ctx, poolName)
 	if errors.Is(err, pool.ErrNotOwner) {
 		return wire.RouterView{}, api.ErrNotOwner
 	}
@@ -38,7 +40,7 @@ func (d describer) Describe(ctx context.Context, poolName string) (wire.RouterVi
 		return wire.RouterView{}, err
 	}
 	shown := wire.RouterView{
-		Pool: poolName, At: time.Unix(0, view.Report.At).UTC(), Epoch: epoch, HeldTotal: view.HeldTotal, Text: view.Text,
+		Pool: poolName, At: time.Unix(0, view.Report.At).UTC(), Epoch: view.Epoch, HeldTotal: view.HeldTotal, Text: view.Text,
 		Instances: []wire.RouterInstance{}, Classes: []wire.RouterClass{}, Held: []wire.RouterHeld{}, Recent: []wire.RouterDecision{},
 	}
 	blockTokens, err := d.blockTokens(ctx, poolName)
@@ -52,7 +54,13 @@ func (d describer) Describe(ctx context.Context, poolName string) (wire.RouterVi
 		})
 	}
 	for i := range view.Report.Instances {
-		shown.Instances = append(shown.Instances, shownInstance(&view.Report.Instances[i]))
+		instance := shownInstance(&view.Report.Instances[i])
+		for k := range view.Instances {
+			if status := &view.Instances[k]; string(status.Instance) == instance.ID {
+				instance.Receipts, instance.Index = shownReceipts(status.Receipts), shownIndex(status.Events)
+			}
+		}
+		shown.Instances = append(shown.Instances, instance)
 	}
 	for _, h := range view.Held {
 		shown.Held = append(shown.Held, wire.RouterHeld{
@@ -108,6 +116,27 @@ func shownInstance(in *router.InstanceReport) wire.RouterInstance {
 		shown.Quotas = append(shown.Quotas, wire.RouterQuota{
 			Class: string(c.Class), QuotaBlocks: c.QuotaBlocks, Cap: int(c.Cap), Sessions: c.Protected,
 		})
+	}
+	return shown
+}
+
+func shownReceipts(r fleet.Receipts) *wire.Receipts {
+	return &wire.Receipts{
+		Turns: r.Turns, PredictedTokens: r.PredictedTokens, CachedTokens: r.CachedTokens, ErrorTokens: r.AbsoluteErrorTokens, Alarm: r.Alarm,
+	}
+}
+
+func shownIndex(h *kvevents.Health) *wire.IndexHealth {
+	if h == nil {
+		return nil
+	}
+	shown := &wire.IndexHealth{
+		Trusted: h.Trusted, Reason: h.Reason, Alarm: h.Alarm, Blocks: h.OwnHashes, Events: h.Events, Gaps: h.Gaps,
+		Replays: h.Replays, Resyncs: h.Resyncs, DecodeErrors: h.DecodeErrors,
+	}
+	if !h.LastEventAt.IsZero() {
+		at := h.LastEventAt.UTC()
+		shown.LastEventAt = &at
 	}
 	return shown
 }

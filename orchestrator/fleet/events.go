@@ -1,33 +1,47 @@
 package fleet
 
 import (
+	"cmp"
 	"context"
+	"errors"
+	"fmt"
+	"slices"
 
+	"holdfast/orchestrator/kvevents"
 	"holdfast/router"
 	"holdfast/store"
 )
 
-// EventSource follows what one instance tells of its KV cache, and tells the
-// router.
-type EventSource interface {
-	// Run follows until ctx ends.
-	Run(ctx context.Context) error
-	// Clear forgets what is cached, after a reset that we ordered: an idle engine
-	// does not tell of it.
-	Clear()
-	// Describe says in one line how the source does.
-	Describe() string
+// errNotJoined makes the event stream tell everything anew once the router knows
+// the instance.
+var errNotJoined = errors.New("the router does not know the instance at present")
+
+// subscribe prepares to follow what the instance tells of its KV cache.
+func (m *member) subscribe(in *store.Instance) error {
+	dialect := kvevents.VLLM
+	if in.Kind == "sglang" {
+		dialect = kvevents.SGLang
+	}
+	var err error
+	m.events, err = kvevents.New(kvevents.Config{
+		Instance: m.id, Endpoint: in.KVEvents.Endpoint, Bind: in.KVEvents.Bind, ReplayEndpoint: in.KVEvents.ReplayEndpoint,
+		Topic: in.KVEvents.Topic, Dialect: dialect, BlockTokens: in.BlockTokens, Ranks: in.Ranks,
+		PolicyVersion: func() int64 { return m.described().PolicyVersion },
+		Tell: func(ctx context.Context, event router.Event) error {
+			if !m.isUp() {
+				return errNotJoined
+			}
+			return m.fleet.cfg.Tell(ctx, event)
+		},
+		Logger: m.fleet.cfg.Logger,
+	})
+	if err != nil {
+		return fmt.Errorf("following the KV events of %s: %w", in.ID, err)
+	}
+	return nil
 }
 
-// Subscription is what an EventSource needs to know.
-type Subscription struct {
-	Instance store.Instance
-	// PolicyVersion is that of the instance's weights now.
-	PolicyVersion func() int64
-	Tell          func(ctx context.Context, event router.Event) error
-}
-
-// listen runs the event source until ctx ends or the instance leaves the registry.
+// listen follows the event stream until ctx ends or the instance leaves the registry.
 func (m *member) listen(ctx context.Context) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -43,14 +57,31 @@ func (m *member) listen(ctx context.Context) error {
 	}
 }
 
-// policyVersion is that of the instance's weights, as the registry has it.
-func (m *member) policyVersion() int64 { return m.described().PolicyVersion }
+// Status is what the fleet sees of one instance.
+type Status struct {
+	Instance router.InstanceID
+	// Up: it answered when it was last asked.
+	Up    bool
+	State router.Observability
+	// Events is nil where the instance does not tell what it caches.
+	Events   *kvevents.Health
+	Receipts Receipts
+}
 
-// tellWhileUp passes on what the event source says while the router knows the
-// instance; of one that is gone nothing is cached.
-func (m *member) tellWhileUp(ctx context.Context, event router.Event) error {
-	if !m.isUp() {
-		return nil
+// Statuses lists all instances, in order of their ids.
+func (f *Fleet) Statuses() []Status {
+	var list []Status
+	for _, m := range f.all() {
+		s := Status{Instance: m.id, Receipts: m.receipts.look()}
+		m.mu.Lock()
+		s.Up, s.State = m.up, m.state
+		m.mu.Unlock()
+		if m.events != nil {
+			health := m.events.Health()
+			s.Events = &health
+		}
+		list = append(list, s)
 	}
-	return m.fleet.cfg.Tell(ctx, event)
+	slices.SortFunc(list, func(a, b Status) int { return cmp.Compare(a.Instance, b.Instance) })
+	return list
 }

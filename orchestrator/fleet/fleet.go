@@ -36,8 +36,6 @@ type Config struct {
 	Tell func(ctx context.Context, event router.Event) error
 	// NewClient connects to an engine of that kind; it does not call it yet.
 	NewClient func(kind, url string) (engine.Client, error)
-	// Subscribe connects to an instance's KV events; nil follows none.
-	Subscribe func(Subscription) (EventSource, error)
 	// ObserveInterval is how often each engine's metrics are read.
 	ObserveInterval time.Duration
 	Logger          *slog.Logger
@@ -140,10 +138,9 @@ func (f *Fleet) add(in store.Instance) (*member, error) {
 		fleet: f, id: router.InstanceID(in.ID), info: in, client: client,
 		gone: make(chan struct{}), sessions: make(map[router.SessionID]*resident),
 	}
-	if in.KVEvents.Endpoint != "" && f.cfg.Subscribe != nil {
-		m.events, err = f.cfg.Subscribe(Subscription{Instance: in, PolicyVersion: m.policyVersion, Tell: m.tellWhileUp})
-		if err != nil {
-			return nil, fmt.Errorf("subscribing to its KV events: %w", err)
+	if in.KVEvents.Endpoint != "" {
+		if err := m.subscribe(&in); err != nil {
+			return nil, err
 		}
 	}
 	f.mu.Lock()

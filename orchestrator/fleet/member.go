@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/kvevents"
 	"holdfast/router"
 	"holdfast/store"
 )
@@ -29,7 +30,7 @@ type member struct {
 	gone     chan struct{}
 	receipts receipts
 	// events is nil where the instance does not publish any.
-	events EventSource
+	events *kvevents.Subscriber
 
 	mu       sync.Mutex
 	info     store.Instance

@@ -77,7 +77,7 @@ func (f *Fleet) Receipt(instance router.InstanceID, predictedTokens, cachedToken
 			"turns", alarmReceipts)
 	case raised:
 		log.Error("an engine finds none of the blocks that its events promise: its block size, cache salt or cache groups differ from ours",
-			"turns", alarmReceipts, "block_tokens", m.described().BlockTokens, "events", m.events.Describe())
+			"turns", alarmReceipts, "block_tokens", m.described().BlockTokens, "events_alarm", m.events.Health().Alarm)
 	case ended:
 		log.Info("an engine finds cached blocks again")
 	}

@@ -65,8 +65,9 @@ type Service struct {
 
 // owned is what exists while this process owns the pool.
 type owned struct {
-	epoch int64
-	loop  *pool.Loop
+	epoch   int64
+	loop    *pool.Loop
+	engines *fleet.Fleet
 }
 
 // errLost ends a term of ownership.
@@ -88,7 +89,11 @@ func New(cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
-	return &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m}, nil
+	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m}
+	if err := cfg.Registerer.Register(newFleetMetrics(cfg.Pool, s.statuses)); err != nil {
+		return nil, fmt.Errorf("service: registering metrics: %w", err)
+	}
+	return s, nil
 }
 
 // Run serves the pool until ctx ends: as owner whenever it can be, standing by
@@ -170,7 +175,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		return r.run(ctx)
 	})
 	term.Go(func() error { return s.work(ctx, acts) })
-	s.owned.Store(&owned{epoch: epoch, loop: loop})
+	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines})
 	err = term.Wait()
 	s.owned.Store(nil)
 	s.release(epoch)
@@ -259,15 +264,30 @@ func (s *Service) Owner() (epoch int64, ok bool) {
 	return o.epoch, true
 }
 
-// View shows the router of this service's pool, or pool.ErrNotOwner for another
-// pool or while another process owns it.
-func (s *Service) View(ctx context.Context, name string) (view pool.View, epoch int64, err error) {
+// View shows the router of this service's pool and what the fleet sees of its
+// instances, or pool.ErrNotOwner for another pool or while another process owns it.
+func (s *Service) View(ctx context.Context, name string) (View, error) {
 	o := s.owned.Load()
 	if o == nil || name != s.cfg.Pool {
-		return pool.View{}, 0, pool.ErrNotOwner
+		return View{}, pool.ErrNotOwner
 	}
-	view, err = o.loop.View(ctx)
-	return view, o.epoch, err
+	view, err := o.loop.View(ctx)
+	return View{View: view, Epoch: o.epoch, Instances: o.engines.Statuses()}, err
+}
+
+// View is what an operator sees of a pool.
+type View struct {
+	pool.View
+	Epoch     int64
+	Instances []fleet.Status
+}
+
+// statuses is empty while this process does not own the pool.
+func (s *Service) statuses() []fleet.Status {
+	if o := s.owned.Load(); o != nil {
+		return o.engines.Statuses()
+	}
+	return nil
 }
 
 // monotonicUnix gives Unix nanoseconds that never run backwards while the process

@@ -1,0 +1,28 @@
+package fleet
+
+import (
+	"context"
+
+	"holdfast/orchestrator/engine"
+	"holdfast/router"
+)
+
+// Controller gives the calls of an instance's engine that a weight update needs;
+// ok is false for an instance that is not registered or whose kind of engine has none.
+func (f *Fleet) Controller(id router.InstanceID) (controller engine.Controller, ok bool) {
+	m := f.member(id)
+	if m == nil {
+		return nil, false
+	}
+	controller, ok = m.client.(engine.Controller)
+	return controller, ok
+}
+
+// CacheCleared forgets what an instance had told of its cache, after a reset that
+// we ordered: an engine that is idle or paused does not tell of it itself.
+func (f *Fleet) CacheCleared(ctx context.Context, id router.InstanceID) {
+	if m := f.member(id); m != nil && m.events != nil {
+		// An error is the router's: the event stream then tells it again by itself.
+		_ = m.events.Clear(ctx)
+	}
+}
