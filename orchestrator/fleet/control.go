@@ -18,10 +18,18 @@ func (f *Fleet) Controller(id router.InstanceID) (controller engine.Controller, 
 	return controller, ok
 }
 
-// CacheCleared forgets what an instance had told of its cache, after a reset that
-// we ordered: an engine that is idle or paused does not tell of it itself.
-func (f *Fleet) CacheCleared(ctx context.Context, id router.InstanceID) {
-	if m := f.member(id); m != nil && m.events != nil {
+// CacheCleared forgets what an instance had told of its cache, after a reset or new
+// weights: an engine that is idle or paused does not tell of it itself. What it
+// caches from now on is of the given policy version; the registry says so later.
+func (f *Fleet) CacheCleared(ctx context.Context, id router.InstanceID, policyVersion int64) {
+	m := f.member(id)
+	if m == nil {
+		return
+	}
+	m.mu.Lock()
+	m.info.PolicyVersion = policyVersion
+	m.mu.Unlock()
+	if m.events != nil {
 		// An error is the router's: the event stream then tells it again by itself.
 		_ = m.events.Clear(ctx)
 	}
