@@ -138,8 +138,12 @@ func (e *simulatedEngines) register(ctx context.Context, s *store.Store, pool st
 		if err != nil {
 			return fmt.Errorf("asking %s what it is: %w", id, err)
 		}
+		var events store.KVEvents
+		if endpoints := server.KVEndpoints(); len(endpoints) > 0 {
+			events = store.KVEvents{Endpoint: endpoints[0].Endpoint, ReplayEndpoint: endpoints[0].ReplayEndpoint}
+		}
 		if _, err := s.RegisterInstance(ctx, store.Instance{
-			Pool: pool, ID: id, URL: server.URL(), Kind: engineKindSimulated,
+			Pool: pool, ID: id, KVEvents: events, URL: server.URL(), Kind: engineKindSimulated,
 			CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
 			MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond, PolicyVersion: info.PolicyVersion,
 		}); err != nil {

@@ -41,6 +41,7 @@ func startEngine(cfg config.Dev, seed uint64, address string, log *slog.Logger) 
 	params.CapacityBlocks = int(cfg.EngineCapacityTokens) / params.BlockTokens
 	server, err := simulated.New(simulated.Config{
 		Engine: params, TimeScale: cfg.TimeScale, Seed: seed, StreamIntervalTokens: 128, Logger: log,
+		KVEvents: simulated.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"},
 	})
 	if err != nil {
 		return nil, err
