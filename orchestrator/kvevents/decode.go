@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/maphash"
+	"io"
 	"strconv"
 	"strings"
 
@@ -336,7 +337,7 @@ func (d *decoder) arrayEvent() error {
 		return err
 	}
 	if !isString(code) {
-		return d.skipMany(n, 0)
+		return d.skipMany(n)
 	}
 	name, err := d.string()
 	if err != nil {
@@ -346,7 +347,7 @@ func (d *decoder) arrayEvent() error {
 	var fields []field
 	switch d.ev.kind {
 	case unknownEvent:
-		return d.skipMany(n-1, 0)
+		return d.skipMany(n - 1)
 	case blockStored:
 		fields = positions[d.dialect].stored
 	case blockRemoved:
@@ -369,31 +370,71 @@ func (d *decoder) mapEvent() error {
 	if err != nil {
 		return err
 	}
-	typed := false
+	start := d.src.Len()
 	for i := range n {
 		name, err := d.string()
 		if err != nil {
 			return err
 		}
 		f := fieldNamed(name)
-		if f == typeField {
-			if name, err = d.string(); err != nil {
-				return err
+		if f != typeField {
+			// Publishers write the type first. If one does not, what its fields
+			// hold is not known before the type is.
+			if d.ev.kind == unknownEvent && i == 0 {
+				if err := d.findType(n); err != nil || d.ev.kind == unknownEvent {
+					return err
+				}
+				if err := d.rewind(start); err != nil {
+					return err
+				}
+				if _, err := d.string(); err != nil {
+					return err
+				}
 			}
-			typed = true
-			if d.ev.kind = kindNamed(name); d.ev.kind == unknownEvent {
-				return d.skipMany(n-1-i, n-1-i)
+			if err := d.value(f); err != nil {
+				return fmt.Errorf("value %d: %w", i, err)
 			}
 			continue
 		}
-		if err := d.value(f); err != nil {
-			return fmt.Errorf("value %d: %w", i, err)
+		if name, err = d.string(); err != nil {
+			return err
+		}
+		if d.ev.kind = kindNamed(name); d.ev.kind == unknownEvent {
+			return d.skipMany(2 * (n - 1 - i))
 		}
 	}
-	if !typed {
-		d.ev.kind = unknownEvent
+	return nil
+}
+
+// findType looks through the rest of a map of n pairs, whose first key was read, for
+// the event's type, and reads it to its end.
+func (d *decoder) findType(n int) error {
+	if err := d.skip(0); err != nil {
+		return err
+	}
+	for range n - 1 {
+		name, err := d.string()
+		if err != nil {
+			return err
+		}
+		if fieldNamed(name) != typeField {
+			if err := d.skip(0); err != nil {
+				return err
+			}
+			continue
+		}
+		if name, err = d.string(); err != nil {
+			return err
+		}
+		d.ev.kind = kindNamed(name)
 	}
 	return nil
+}
+
+// rewind goes back to where the given number of bytes was left.
+func (d *decoder) rewind(left int) error {
+	_, err := d.src.Seek(int64(d.src.Len()-left), io.SeekCurrent)
+	return err
 }
 
 // value reads one field into the event. A null leaves the field as it is.
@@ -501,7 +542,7 @@ func (d *decoder) tokens() error {
 		}
 		if !isInt(code) {
 			d.ev.oddTokens = true
-			return d.skipMany(n, 0)
+			return d.skipMany(n)
 		}
 	}
 	tokens := d.ev.tokens[:0]
@@ -671,9 +712,9 @@ func (d *decoder) skip(depth int) error {
 	return err
 }
 
-// skipMany passes over the given number of values, keys counted on top.
-func (d *decoder) skipMany(values, keys int) error {
-	for range values + keys {
+// skipMany passes over the given number of values.
+func (d *decoder) skipMany(values int) error {
+	for range values {
 		if err := d.skip(0); err != nil {
 			return err
 		}
@@ -685,7 +726,7 @@ func (d *decoder) discard(n int) error {
 	if n > d.src.Len() {
 		return fmt.Errorf("string of %d bytes in %d: %w", n, d.src.Len(), errTooLong)
 	}
-	_, err := d.src.Seek(int64(n), 1)
+	_, err := d.src.Seek(int64(n), io.SeekCurrent)
 	return err
 }
 
