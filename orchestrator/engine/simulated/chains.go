@@ -13,6 +13,9 @@ type blockHash uint64
 // hashStart is the hash of no content.
 const hashStart blockHash = 0x9e3779b97f4a7c15
 
+// blockEnd closes the hash of a full block.
+const blockEnd = 0x2545f4914f6cdd1d
+
 // hashSalt is 0 for the empty salt.
 func hashSalt(salt string) blockHash {
 	if salt == "" {
@@ -39,7 +42,7 @@ func hashBlock(h blockHash, tokens []int32) blockHash {
 	if len(tokens) == 1 {
 		x = mix(x, uint64(uint32(tokens[0])))
 	}
-	return blockHash(mix(x, 0x2545f4914f6cdd1d))
+	return blockHash(mix(x, blockEnd))
 }
 
 // hashPrompt appends the hash of each full block of a prompt to dst.
@@ -101,6 +104,8 @@ type chainTable struct {
 	// steps the model has taken.
 	log  *kvLog
 	step func() int64
+	// evicted counts the blocks that had to make room.
+	evicted int64
 }
 
 func newChainTable(blockTokens int) *chainTable {
@@ -224,6 +229,7 @@ func (t *chainTable) BlocksRemoved(tier instance.Tier, id uint64, from, to int) 
 		return
 	}
 	c.resident = from
+	t.evicted += int64(to - from)
 	if t.log != nil {
 		t.log.removed(c, from, min(to, c.end()))
 	}

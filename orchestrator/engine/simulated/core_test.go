@@ -29,25 +29,30 @@ func newTestServer(t *testing.T, cfg Config) *Server {
 	return s
 }
 
+// core is the first rank.
+func (s *Server) core() *core { return s.life.Load().cores[0] }
+
 // newCall prepares a call as accept does.
 func (s *Server) newCall(prompt []int32, output int, name string) (*call, []int32) {
-	size := s.cfg.Engine.BlockTokens
 	x := &call{
 		requestID: name, request: &completionRequest{MaxTokens: output, IgnoreEOS: true, Temperature: 1, StreamInterval: 1},
-		promptTokens: len(prompt), outputTokens: output, wallStart: time.Now(),
+		promptTokens: len(prompt), wallStart: time.Now(),
 	}
-	hashes := hashPrompt(nil, hashSalt(""), prompt, size)
-	x.promptHash = hashStart
-	if len(hashes) > 0 {
-		x.promptHash = hashes[len(hashes)-1]
-	}
-	x.promptTail = slices.Clone(prompt[len(hashes)*size:])
-	x.sampler = s.newSampler(x)
+	s.prepare(x, nil, prompt, s.cfg.WeightVersion)
 	return x, prompt
 }
 
 func (s *Server) submit(x *call, prompt []int32) error {
-	return s.core.submit(x, hashPrompt(nil, hashSalt(""), prompt, s.cfg.Engine.BlockTokens), prompt)
+	return s.core().submit(context.Background(), x, hashPrompt(nil, hashSalt(""), prompt, s.cfg.Engine.BlockTokens), prompt)
+}
+
+// output is what a call generates.
+func (s *Server) output(x *call) (tokens []int32) {
+	t := tape{at: x.promptEnd}
+	for _, noise := range t.read(nil, &x.sampler, x.outputTokens) {
+		tokens = append(tokens, x.sampler.token(noise))
+	}
+	return tokens
 }
 
 // run submits a call and waits for its end.
@@ -57,10 +62,11 @@ func run(t *testing.T, s *Server, x *call, prompt []int32) {
 		t.Fatal(err)
 	}
 	for done := false; !done; {
-		var err error
-		if _, done, err = s.core.wait(t.Context(), x); err != nil {
+		p, err := s.core().wait(t.Context(), x)
+		if err != nil {
 			t.Fatal(err)
 		}
+		done = p.done()
 	}
 }
 
@@ -86,7 +92,7 @@ func TestCallsTakeTheModelsTime(t *testing.T) {
 		if x.generated != 400 || x.event.QueueNanos != 0 {
 			t.Errorf("generated %d, queue %d ns", x.generated, x.event.QueueNanos)
 		}
-		s.core.close()
+		s.core().close(shutDown)
 	})
 }
 
@@ -133,7 +139,7 @@ func TestCachedTokensFollowContent(t *testing.T) {
 				hits++
 			}
 			// What the request computed can be hit now, its output included.
-			context := x.sampler.appendTokens(prompt, 0, x.outputTokens)
+			context := append(prompt, s.output(x)...)
 			if resident = s.ResidentBlocks(); len(resident) > s.cfg.Engine.CapacityBlocks {
 				t.Fatalf("%d blocks resident", len(resident))
 			}
@@ -151,10 +157,10 @@ func TestCachedTokensFollowContent(t *testing.T) {
 			t.Errorf("only %d of 400 calls hit anything", hits)
 		}
 		s.ResetPrefixCache()
-		if n := len(s.core.chains.byID) + len(s.core.chains.heads); n != 0 {
+		if n := len(s.core().chains.byID) + len(s.core().chains.heads); n != 0 {
 			t.Errorf("%d chains left with nothing cached", n)
 		}
-		s.core.close()
+		s.core().close(shutDown)
 	})
 }
 
@@ -185,15 +191,15 @@ func TestConcurrentCallsLeaveNothingBehind(t *testing.T) {
 				defer cancel()
 				last := 0
 				for {
-					n, done, err := s.core.wait(ctx, x)
-					if err != nil || done {
+					p, err := s.core().wait(ctx, x)
+					if err != nil || p.done() {
 						ends <- err
 						return
 					}
-					if n < last {
-						t.Errorf("progress went from %d to %d", last, n)
+					if p.generated < last {
+						t.Errorf("progress went from %d to %d", last, p.generated)
 					}
-					last = n
+					last = p.generated
 				}
 			}()
 			time.Sleep(time.Duration(rng.IntN(200)) * time.Millisecond) // Virtual time of the bubble.
@@ -207,14 +213,14 @@ func TestConcurrentCallsLeaveNothingBehind(t *testing.T) {
 		if stats := s.Stats(); stats.UsedBlocks() != 0 || stats.Running()+stats.Waiting != 0 || stats.Finished+stats.Aborted != calls || stats.Aborted == 0 {
 			t.Errorf("left over: %+v", stats)
 		}
-		if len(s.core.calls)+len(s.core.streams) != 0 {
+		if len(s.core().calls)+len(s.core().streams) != 0 {
 			t.Error("calls left over")
 		}
 		s.ResetPrefixCache()
-		if n := len(s.core.chains.byID) + len(s.core.chains.heads); n != 0 {
+		if n := len(s.core().chains.byID) + len(s.core().chains.heads); n != 0 {
 			t.Errorf("%d chains left over", n)
 		}
-		s.core.close()
+		s.core().close(shutDown)
 	})
 }
 
@@ -229,17 +235,17 @@ func TestStreamsSendWholeIntervals(t *testing.T) {
 		}
 		var got []int
 		for done := false; !done; {
-			var n int
-			var err error
-			if n, done, err = s.core.wait(t.Context(), x); err != nil {
+			p, err := s.core().wait(t.Context(), x)
+			if err != nil {
 				t.Fatal(err)
 			}
-			got = append(got, n)
+			done = p.done()
+			got = append(got, p.generated)
 		}
 		if want := []int{1, 51, 101, 151, 201, 205}; !slices.Equal(got, want) {
 			t.Errorf("told %v, want %v", got, want)
 		}
-		s.core.close()
+		s.core().close(shutDown)
 	})
 }
 
@@ -253,8 +259,8 @@ func TestClosingAbortsWhatRuns(t *testing.T) {
 		if err := s.Stop(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		if _, done, err := s.core.wait(t.Context(), x); !done || err == nil {
-			t.Errorf("done %v, error %v", done, err)
+		if p, err := s.core().wait(t.Context(), x); !p.done() || err == nil {
+			t.Errorf("done %v, error %v", p.done(), err)
 		}
 		if err := s.submit(x, prompt); err == nil {
 			t.Error("a closed engine took a request")

@@ -1,6 +1,7 @@
 package simulated
 
 import (
+	"slices"
 	"sort"
 	"strconv"
 
@@ -62,8 +63,34 @@ func (h *histogram) cumulative() (count uint64, buckets map[float64]uint64) {
 	return count + h.counts[len(h.bounds)], buckets
 }
 
-// collector exports the model's state under vLLM's names.
-type collector struct{ server *Server }
+// snapshot is what a metrics page shows of one rank.
+type snapshot struct {
+	rank    string
+	stats   instance.Stats
+	latency latencies
+	evicted int64   // blocks
+	at      float64 // engine seconds
+}
+
+// snapshots copies the figures of every rank. Histograms are copied too.
+func (s *Server) snapshots() (list []snapshot) {
+	s.eachRank(func(c *core) {
+		c.look(func() {
+			list = append(list, snapshot{strconv.Itoa(s.cfg.FirstRank + c.rank), c.model.Stats(), c.latency.clone(), c.chains.evicted, float64(c.model.Now()) / 1e9})
+		})
+	})
+	return list
+}
+
+func (l latencies) clone() latencies {
+	for _, h := range []*histogram{&l.first, &l.total, &l.queue, &l.inference} {
+		h.counts = slices.Clone(h.counts)
+	}
+	return l
+}
+
+// vllmCollector exports the model's state under vLLM's names.
+type vllmCollector struct{ server *Server }
 
 var engineLabels = []string{"model_name", "engine"}
 
@@ -92,28 +119,24 @@ var (
 )
 
 // Describe implements prometheus.Collector.
-func (c collector) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, out) }
+func (c vllmCollector) Describe(out chan<- *prometheus.Desc) { prometheus.DescribeByCollect(c, out) }
 
 // Collect implements prometheus.Collector.
-func (c collector) Collect(out chan<- prometheus.Metric) {
-	s := c.server
-	var stats instance.Stats
-	var l latencies
-	histograms := map[*prometheus.Desc]prometheus.Metric{}
-	model := s.cfg.Model
-	s.core.look(func() {
-		stats = s.core.model.Stats()
-		l = s.core.latency
-		for desc, h := range map[*prometheus.Desc]*histogram{descFirst: &l.first, descTotal: &l.total, descQueue: &l.queue, descInference: &l.inference} {
-			count, buckets := h.cumulative()
-			histograms[desc] = prometheus.MustNewConstHistogram(desc, count, h.sum, buckets, model, "0")
-		}
-	})
+func (c vllmCollector) Collect(out chan<- prometheus.Metric) {
+	level := c.server.sleepLevel()
+	for _, rank := range c.server.snapshots() {
+		c.collect(out, &rank, level)
+	}
+}
+
+func (c vllmCollector) collect(out chan<- prometheus.Metric, rank *snapshot, sleepLevel int) {
+	cfg, stats, l := &c.server.cfg, &rank.stats, &rank.latency
+	labels := []string{cfg.Model, rank.rank}
 	gauge := func(d *prometheus.Desc, v float64) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, model, "0")
+		out <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 	}
 	counter := func(d *prometheus.Desc, v int64) {
-		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), model, "0")
+		out <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, float64(v), labels...)
 	}
 	gauge(descRunning, float64(stats.Running()))
 	gauge(descWaiting, float64(stats.Waiting))
@@ -125,14 +148,19 @@ func (c collector) Collect(out chan<- prometheus.Metric) {
 	counter(descCached, stats.CachedTokens)
 	counter(descGenerated, stats.GeneratedTokens)
 	for reason, n := range map[string]uint64{"stop": l.stopped, "length": l.length, "abort": l.aborted} {
-		out <- prometheus.MustNewConstMetric(descSuccess, prometheus.CounterValue, float64(n), reason, model, "0")
+		out <- prometheus.MustNewConstMetric(descSuccess, prometheus.CounterValue, float64(n), reason, cfg.Model, rank.rank)
 	}
-	for state, v := range map[string]float64{"awake": 1, "weights_offloaded": 0, "discard_all": 0} {
-		out <- prometheus.MustNewConstMetric(descSleep, prometheus.GaugeValue, v, state, model, "0")
+	for level, state := range []string{"awake", "weights_offloaded", "discard_all"} {
+		v := 0.0
+		if level == sleepLevel {
+			v = 1
+		}
+		out <- prometheus.MustNewConstMetric(descSleep, prometheus.GaugeValue, v, state, cfg.Model, rank.rank)
 	}
-	for _, h := range histograms {
-		out <- h
+	for desc, h := range map[*prometheus.Desc]*histogram{descFirst: &l.first, descTotal: &l.total, descQueue: &l.queue, descInference: &l.inference} {
+		count, buckets := h.cumulative()
+		out <- prometheus.MustNewConstHistogram(desc, count, h.sum, buckets, labels...)
 	}
 	out <- prometheus.MustNewConstMetric(descConfig, prometheus.GaugeValue, 1,
-		strconv.Itoa(s.cfg.Engine.BlockTokens), strconv.Itoa(s.cfg.Engine.CapacityBlocks), "True", "0")
+		strconv.Itoa(cfg.Engine.BlockTokens), strconv.Itoa(cfg.Engine.CapacityBlocks), "True", rank.rank)
 }

@@ -10,8 +10,12 @@ import (
 	"holdfast/orchestrator/engine/internal/jsonscan"
 )
 
-// completionRequest is the body of POST /v1/completions, as far as it matters here.
+// completionRequest is a generation in either dialect, as far as it matters here.
 type completionRequest struct {
+	// RequestID and Rank are what the body says of them; vLLM has them in headers.
+	RequestID string
+	Rank      string
+
 	Model        string
 	Prompt       []int32
 	MaxTokens    int

@@ -3,43 +3,144 @@ package simulated
 import (
 	"math"
 	"math/bits"
+	"slices"
 	"strconv"
 )
 
-// sampler generates a request's tokens and their log-probabilities. Each is a
-// function of the request and its position alone, so nothing is stored and any
-// part can be made at any time.
+// place is a position in some content: what comes next depends on the tokens
+// before it and not on where a prompt ended. At the end of a full block
+// its hash is the block's.
+type place struct {
+	hash   blockHash // of the full blocks and the pairs of tokens after them
+	odd    int32     // a token without partner, if filled is odd
+	filled int       // tokens in the block so far
+}
+
+// push moves the place past a token.
+func (p *place) push(token int32, blockTokens int) {
+	if p.filled&1 == 0 {
+		p.odd = token
+	} else {
+		p.hash = blockHash(mix(uint64(p.hash), uint64(uint32(p.odd))|uint64(uint32(token))<<32))
+	}
+	if p.filled++; p.filled < blockTokens {
+		return
+	}
+	if p.filled&1 == 1 {
+		p.hash = blockHash(mix(uint64(p.hash), uint64(uint32(p.odd))))
+	}
+	p.hash = blockHash(mix(uint64(p.hash), blockEnd))
+	p.filled = 0
+}
+
+// content identifies all tokens before the place.
+func (p *place) content() uint64 {
+	if p.filled&1 == 1 {
+		return mix(uint64(p.hash), uint64(uint32(p.odd))|1<<63)
+	}
+	return uint64(p.hash)
+}
+
+// sampler generates tokens and their log-probabilities. A token is a function of
+// the engine's seed, the name of who samples, the weights' version, and all tokens
+// before it. So a request that continues another one's prompt and output under
+// the same version gets the tokens that the other would have got, on any engine
+// with the same seed; and who knows these can tell which weights made a token.
 type sampler struct {
-	base       uint64
-	vocabulary uint64
+	vocabulary  uint64
+	blockTokens int
+	identity    uint64
+	// weights are the versions under which the output is generated, in order; the
+	// first holds from output token 0 on. It is only ever appended to.
+	weights []weightSpan
 }
 
-func (s sampler) bits(i int) uint64 {
-	// SplitMix64.
-	x := s.base + uint64(i+1)*0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
+// weightSpan says that output tokens from one on were generated under a version.
+type weightSpan struct {
+	from    int
+	version string
+	base    uint64
 }
 
-// token is the id of output token i.
-func (s sampler) token(i int) int32 {
-	hi, _ := bits.Mul64(s.bits(i), s.vocabulary)
+// under makes the output from a token on depend on a version.
+func (s *sampler) under(version string, from int) {
+	span := weightSpan{from, version, mix(s.identity, uint64(hashName(version)))}
+	for n := len(s.weights); n > 0 && s.weights[n-1].from >= from; n = len(s.weights) {
+		// Nothing was generated under the last one. Readers may hold the slice.
+		s.weights = slices.Clone(s.weights[:n-1])
+	}
+	s.weights = append(s.weights, span)
+}
+
+// span is the weights that generate an output token.
+func (s *sampler) span(token int) *weightSpan {
+	i := len(s.weights) - 1
+	for s.weights[i].from > token {
+		i--
+	}
+	return &s.weights[i]
+}
+
+// token is the id that some noise chooses.
+func (s *sampler) token(noise uint64) int32 {
+	hi, _ := bits.Mul64(noise, s.vocabulary)
 	return int32(hi)
 }
 
-// appendTokens appends the ids of output tokens [from, to).
-func (s sampler) appendTokens(dst []int32, from, to int) []int32 {
-	for i := from; i < to; i++ {
-		dst = append(dst, s.token(i))
+// tape generates an output token by token.
+type tape struct {
+	at   place
+	next int // output token
+}
+
+// noise is what the next token and its log-probability are made of.
+func (t *tape) noise(s *sampler) uint64 {
+	// SplitMix64's finish.
+	x := t.at.content() ^ s.span(t.next).base
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	x ^= x >> 31
+	t.at.push(s.token(x), s.blockTokens)
+	t.next++
+	return x
+}
+
+// read appends the noise of the output up to a token.
+func (t *tape) read(dst []uint64, s *sampler, to int) []uint64 {
+	for t.next < to {
+		dst = append(dst, t.noise(s))
 	}
 	return dst
 }
 
-// logprobThousandths is the negated log-probability of output token i: mostly
-// near 0, never above 4.1.
-func (s sampler) logprobThousandths(i int) int {
-	k := int(s.bits(i) & 1023)
+// outputTokens is how many tokens a request generates from t on, whether it stops
+// by itself, and the token that stopped it. Every token ends the output with
+// equal probability, so that a continuation ends where the whole would have.
+// When the weights change in mid-generation the length stays what it was.
+func (s *sampler) outputTokens(t tape, r *completionRequest, meanTokens int) (n int, stopped bool, last int32) {
+	if r.IgnoreEOS && len(r.StopTokenIDs) == 0 {
+		return r.MaxTokens, false, 0
+	}
+	end := uint64(math.MaxUint64)
+	if meanTokens > 1 {
+		end /= uint64(meanTokens)
+	}
+	for t.next < r.MaxTokens {
+		noise := t.noise(s)
+		if t.next < r.MinTokens {
+			continue
+		}
+		token := s.token(noise)
+		if !r.IgnoreEOS && mix(noise, blockEnd) <= end || slices.Contains(r.StopTokenIDs, token) {
+			return t.next, true, token
+		}
+	}
+	return r.MaxTokens, false, 0
+}
+
+// logprobThousandths is a negated log-probability: mostly near 0, never above 4.1.
+func logprobThousandths(noise uint64) int {
+	k := int(noise & 1023)
 	return k * k / 256
 }
 
@@ -53,58 +154,48 @@ func appendLogprob(buf []byte, thousandths int) []byte {
 	return append(buf, '.', byte('0'+f/100), byte('0'+f/10%10), byte('0'+f%10))
 }
 
-// outputTokens is how many tokens the request generates, and whether it stops by itself.
-func (s sampler) outputTokens(r *completionRequest, meanTokens int) (n int, stopped bool) {
-	n = r.MaxTokens
-	if !r.IgnoreEOS {
-		u := float64(s.bits(-2)>>11+1) / (1 << 53)
-		drawn := max(1+int(-math.Log(u)*float64(meanTokens-1)), r.MinTokens)
-		if drawn <= n {
-			n, stopped = drawn, true
-		}
-	}
-	if len(r.StopTokenIDs) > 0 {
-		stop := make(map[int32]bool, len(r.StopTokenIDs))
-		for _, id := range r.StopTokenIDs {
-			stop[id] = true
-		}
-		for i := max(r.MinTokens-1, 0); i < n; i++ {
-			if stop[s.token(i)] {
-				return i + 1, true
-			}
-		}
-	}
-	return n, stopped
+// Sampling names what the tokens of a simulated engine depend on, besides the
+// tokens before them.
+type Sampling struct {
+	// Seed and VocabularySize are the engine's.
+	Seed           uint64
+	VocabularySize int
+	// Session is the X-Session-Id or, without one, the request's id. It does not
+	// count with RequestSeed, and neither of them at temperature 0.
+	Session     string
+	RequestSeed *int64
+	Temperature float64
+	// WeightVersion is the version of the weights.
+	WeightVersion string
 }
 
-// appendWord appends a token's text: a short pronounceable word of its own.
-func appendWord(buf []byte, token int32) []byte {
-	const consonants, vowels = "bdfgjklmnprstvz", "aeiou"
-	buf = append(buf, ' ')
-	for t := int(token); ; t /= len(consonants) * len(vowels) {
-		buf = append(buf, consonants[t%len(consonants)], vowels[t/len(consonants)%len(vowels)])
-		if t < len(consonants)*len(vowels) {
-			return buf
-		}
+func (s Sampling) identity() uint64 {
+	seed := mix(s.Seed, uint64(hashStart))
+	switch {
+	case s.Temperature == 0:
+		return seed
+	case s.RequestSeed != nil:
+		return mix(seed, uint64(*s.RequestSeed)+1)
 	}
+	return mix(seed, uint64(hashName(s.Session)))
 }
 
-// tokenize turns text into token ids: about four bytes a token, equal words
-// becoming equal tokens so that equal beginnings share blocks.
-func tokenize(dst []int32, text string, vocabulary int) []int32 {
-	const maxTokenBytes = 4
-	for start := 0; start < len(text); {
-		end := start + 1
-		for end < len(text) && end-start < maxTokenBytes && text[end] != ' ' {
-			end++
-		}
-		h := uint64(end - start)
-		for _, b := range []byte(text[start:end]) {
-			h = mix(h, uint64(b)+1)
-		}
-		hi, _ := bits.Mul64(h, uint64(vocabulary))
-		dst = append(dst, int32(hi))
-		start = end
+func (s Sampling) sampler(blockTokens int) sampler {
+	return sampler{vocabulary: uint64(s.VocabularySize), blockTokens: blockTokens, identity: s.identity()}
+}
+
+// Continue returns the n tokens that an engine with blocks of a size generates
+// after a context. Tests compare them with what came.
+func (s Sampling) Continue(context []int32, n, blockTokens int) []int32 {
+	x := s.sampler(blockTokens)
+	x.under(s.WeightVersion, 0)
+	t := tape{at: place{hash: hashStart}}
+	for _, token := range context {
+		t.at.push(token, blockTokens)
 	}
-	return dst
+	tokens := make([]int32, 0, n)
+	for range n {
+		tokens = append(tokens, x.token(t.noise(&x)))
+	}
+	return tokens
 }

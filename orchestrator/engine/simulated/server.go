@@ -9,34 +9,44 @@ import (
 	"net/http"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/router/sim/instance"
 )
-
-// Version is what the server says at /version: the vLLM whose dialect it speaks.
-const Version = "0.14.0+simulated"
 
 // Server is a simulated engine. Handler works from New on; Start and Stop add a
 // listener of its own.
 type Server struct {
 	cfg     Config
-	core    *core
+	faults  *fault.Injector
 	handler http.Handler
+	metrics http.Handler
+	// life is nil while the engine is down after a crash.
+	life atomic.Pointer[life]
 
 	mu       sync.Mutex
 	listener net.Listener
+	address  string // that a restart listens on
 	http     *http.Server
 	served   chan struct{}
+	stopped  bool
+	restart  *time.Timer
+	storm    *time.Timer
+	storms   int // how many there were: which one the timer is of
+	stall    stall
+	// boundEvents and boundReplay are rank 0's endpoints, which outlive a crash.
+	boundEvents, boundReplay string
 	// fresh holds the connections on which nothing has been asked yet. Shutdown
 	// would wait for each of them for five seconds.
 	fresh map[net.Conn]struct{}
 }
 
-// New makes an engine. Its clock starts now; it uses no goroutine while idle.
+// New makes an engine. Its clock starts now; without KV events it uses no goroutine while idle.
 func New(cfg Config) (*Server, error) {
 	cfg = cfg.withDefaults()
 	if err := cfg.validate(); err != nil {
@@ -44,24 +54,34 @@ func New(cfg Config) (*Server, error) {
 	}
 	s := &Server{cfg: cfg}
 	var err error
-	if s.core, err = s.newCore(); err != nil {
+	if s.faults, err = fault.New(cfg.Faults); err != nil {
 		return nil, fmt.Errorf("creating a simulated engine: %w", err)
 	}
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collector{s})
+	l, err := s.newLife()
+	if err != nil {
+		return nil, fmt.Errorf("creating a simulated engine: %w", err)
+	}
+	s.life.Store(l)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /v1/completions", s.completions)
-	mux.HandleFunc("GET /v1/models", s.models)
-	mux.HandleFunc("GET /health", s.health)
-	mux.HandleFunc("GET /version", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]string{"version": Version})
-	})
-	mux.HandleFunc("POST /reset_prefix_cache", func(http.ResponseWriter, *http.Request) { s.ResetPrefixCache() })
-	mux.Handle("GET /metrics", promhttp.HandlerFor(registry, promhttp.HandlerOpts{}))
-	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		writeError(w, &apiError{http.StatusNotFound, "NotFoundError", "Not Found: " + r.Method + " " + r.URL.Path, ""})
-	})
+	registry := prometheus.NewRegistry()
+	switch cfg.Dialect {
+	case VLLM:
+		registry.MustRegister(vllmCollector{s})
+		s.routeVLLM(mux)
+	case SGLang:
+		registry.MustRegister(sglangCollector{s})
+		s.routeSGLang(mux)
+	}
+	s.metrics = promhttp.HandlerFor(registry, promhttp.HandlerOpts{})
+	mux.HandleFunc("GET /v1/models", s.live(s.models))
+	mux.HandleFunc("GET /health", s.live(s.health))
+	mux.HandleFunc("GET "+metricsPath, s.stalling(s.metrics))
+	mux.HandleFunc("/", s.live(func(_ *life, w http.ResponseWriter, r *http.Request) {
+		s.writeError(w, &apiError{http.StatusNotFound, "NotFoundError", "Not Found: " + r.Method + " " + r.URL.Path, ""})
+	}))
+	s.routeFaults(mux)
 	s.handler = mux
+	s.startFaults(cfg.Faults)
 	return s, nil
 }
 
@@ -75,17 +95,24 @@ func (s *Server) Start(address string) error {
 	if s.http != nil {
 		return errors.New("the simulated engine has been started before")
 	}
-	listener, err := net.Listen("tcp", address)
+	s.address = address
+	return s.serve()
+}
+
+// serve listens on the server's address. The lock is held.
+func (s *Server) serve() error {
+	listener, err := net.Listen("tcp", s.address)
 	if err != nil {
 		return fmt.Errorf("starting a simulated engine: %w", err)
 	}
-	s.listener = listener
+	s.listener, s.address = listener, listener.Addr().String()
 	s.fresh = make(map[net.Conn]struct{})
-	s.http = &http.Server{Handler: s.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ConnState: s.connState}
-	s.served = make(chan struct{})
+	server := &http.Server{Handler: s.handler, ReadHeaderTimeout: 10 * time.Second, IdleTimeout: 2 * time.Minute, ConnState: s.connState}
+	served := make(chan struct{})
+	s.http, s.served = server, served
 	go func() {
-		defer close(s.served)
-		if err := s.http.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
+		defer close(served)
+		if err := server.Serve(listener); err != nil && !errors.Is(err, http.ErrServerClosed) {
 			s.cfg.Logger.Error("a simulated engine stopped serving", "error", err)
 		}
 	}()
@@ -111,27 +138,34 @@ func (s *Server) closeFresh() {
 	}
 }
 
-// URL is the base URL of a started server.
+// URL is the base URL of a started server, also while it is down.
 func (s *Server) URL() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.listener == nil {
 		return ""
 	}
-	return "http://" + s.listener.Addr().String()
+	return "http://" + s.address
 }
 
 // Stop takes no new requests, lets those in flight finish until ctx ends, and
 // aborts the rest. The engine does not work afterwards.
 func (s *Server) Stop(ctx context.Context) error {
 	s.mu.Lock()
+	s.stopped = true
+	stopTimer(s.restart)
+	stopTimer(s.storm)
 	server, served := s.http, s.served
 	s.mu.Unlock()
+	l := s.life.Load()
+	if l == nil {
+		return nil // It is down already.
+	}
 	var err error
 	if server != nil {
 		server.RegisterOnShutdown(s.closeFresh)
 		if err = server.Shutdown(ctx); err != nil {
-			s.core.close()
+			l.close(shutDown)
 			// What was aborted still has its answer to write.
 			writing, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Second)
 			defer cancel()
@@ -141,70 +175,164 @@ func (s *Server) Stop(ctx context.Context) error {
 		}
 		<-served
 	}
-	s.core.close()
+	l.close(shutDown)
 	if err != nil {
 		return fmt.Errorf("stopping a simulated engine: %w", err)
 	}
 	return nil
 }
 
-// ResetPrefixCache forgets all cached blocks.
-func (s *Server) ResetPrefixCache() { s.core.look(s.core.model.ResetCache) }
+func stopTimer(t *time.Timer) {
+	if t != nil {
+		t.Stop()
+	}
+}
 
-// Stats is the model's state now.
-func (s *Server) Stats() (stats instance.Stats) {
-	s.core.look(func() { stats = s.core.model.Stats() })
-	return stats
+// ResetPrefixCache forgets all cached blocks, also while requests run, which an
+// engine would refuse over HTTP.
+func (s *Server) ResetPrefixCache() {
+	s.eachRank(func(c *core) { c.look(c.model.ResetCache) })
+}
+
+// eachRank runs f on every rank of the engine if it is up.
+func (s *Server) eachRank(f func(*core)) {
+	if l := s.life.Load(); l != nil {
+		l.each(f)
+	}
+}
+
+// Stats is the model's state now, summed over the ranks. A crashed engine has none.
+func (s *Server) Stats() (sum instance.Stats) {
+	s.eachRank(func(c *core) {
+		c.look(func() { sum = addStats(sum, c.model.Stats()) })
+	})
+	return sum
+}
+
+func addStats(a, b instance.Stats) instance.Stats {
+	a.Waiting += b.Waiting
+	a.Prefilling += b.Prefilling
+	a.Decoding += b.Decoding
+	a.Loading += b.Loading
+	a.TotalBlocks += b.TotalBlocks
+	a.FreeBlocks += b.FreeBlocks
+	a.IdleBlocks += b.IdleBlocks
+	a.PinnedBlocks += b.PinnedBlocks
+	a.PrivateBlocks += b.PrivateBlocks
+	a.HostBlocks += b.HostBlocks
+	a.PromptTokens += b.PromptTokens
+	a.CachedTokens += b.CachedTokens
+	a.HostTokens += b.HostTokens
+	a.GeneratedTokens += b.GeneratedTokens
+	a.ComputedTokens += b.ComputedTokens
+	a.RecomputedTokens += b.RecomputedTokens
+	a.Submitted += b.Submitted
+	a.Finished += b.Finished
+	a.Aborted += b.Aborted
+	a.Preemptions += b.Preemptions
+	a.Steps += b.Steps
+	a.BusyNanos += b.BusyNanos
+	return a
 }
 
 // RequestInfo is a request in flight.
 type RequestInfo struct {
 	RequestID, SessionID string
-	Progress             instance.Progress
+	// Rank is the data-parallel rank that it runs on.
+	Rank     int
+	Progress instance.Progress
 }
 
-// Requests lists the requests in flight, in order of arrival.
+// Requests lists the requests in flight, by rank and in order of arrival.
 func (s *Server) Requests() (list []RequestInfo) {
-	s.core.look(func() {
-		ids := make([]uint64, 0, len(s.core.calls))
-		for id := range s.core.calls {
-			ids = append(ids, id)
-		}
-		slices.Sort(ids)
-		for _, id := range ids {
-			x := s.core.calls[id]
-			p, _ := s.core.model.Progress(id)
-			list = append(list, RequestInfo{x.requestID, x.sessionID, p})
-		}
+	s.eachRank(func(c *core) {
+		c.look(func() {
+			for _, id := range c.inOrder() {
+				x := c.calls[id]
+				p, _ := c.model.Progress(id)
+				list = append(list, RequestInfo{x.requestID, x.sessionID, s.cfg.FirstRank + c.rank, p})
+			}
+		})
 	})
 	return list
 }
 
-// ResidentBlocks lists the hashes of the blocks that are in the cache now, sorted.
+// ResidentBlocks lists the hashes of the blocks that are in any rank's cache now,
+// sorted, as vLLM's events name them.
 func (s *Server) ResidentBlocks() (hashes []uint64) {
-	s.core.look(func() {
-		s.core.publishDecoded()
-		hashes = s.core.chains.residentHashes(nil)
-	})
+	s.eachRank(func(c *core) { hashes = append(hashes, c.residentBlocks()...) })
 	slices.Sort(hashes)
 	return slices.Compact(hashes)
 }
 
-func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+// RankResidentBlocks lists the hashes of the blocks in the cache of one rank, by its
+// global number.
+func (s *Server) RankResidentBlocks(rank int) []uint64 {
+	l := s.life.Load()
+	if rank -= s.cfg.FirstRank; l == nil || rank < 0 || rank >= len(l.cores) {
+		return nil
+	}
+	hashes := l.cores[rank].residentBlocks()
+	slices.Sort(hashes)
+	return slices.Compact(hashes)
+}
+
+func (c *core) residentBlocks() (hashes []uint64) {
+	c.look(func() {
+		c.publishDecoded()
+		hashes = c.chains.residentHashes(nil)
+	})
+	return hashes
+}
+
+// WeightVersion is the version of the weights that generate now.
+func (s *Server) WeightVersion() string {
+	if l := s.life.Load(); l != nil {
+		return l.weightVersion()
+	}
+	return ""
+}
+
+// KVEndpoint is where one rank publishes its KV cache events.
+type KVEndpoint struct {
+	// Rank is the global data-parallel rank.
+	Rank int `json:"rank"`
+	// Endpoint is what was bound, or what is connected to.
+	Endpoint string `json:"endpoint"`
+	// ReplayEndpoint is empty if there is none.
+	ReplayEndpoint string `json:"replay_endpoint,omitempty"`
+	// Published is the number of batches published so far, and so the sequence number
+	// that the next one will have.
+	Published uint64 `json:"published"`
+}
+
+// KVEndpoints lists where the ranks publish their events, in order; it is empty if they do not.
+func (s *Server) KVEndpoints() (list []KVEndpoint) {
+	s.eachRank(func(c *core) {
+		c.look(func() {
+			if l := c.log; l != nil {
+				list = append(list, KVEndpoint{s.cfg.FirstRank + c.rank, l.publisher.Endpoint(), l.publisher.ReplayEndpoint(), l.publisher.Published()})
+			}
+		})
+	})
+	return list
+}
+
+func (s *Server) health(l *life, w http.ResponseWriter, _ *http.Request) {
 	closed := false
-	s.core.look(func() { closed = s.core.closed })
+	l.cores[0].look(func() { closed = l.cores[0].closed != running })
 	if closed {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 }
 
-func (s *Server) models(w http.ResponseWriter, _ *http.Request) {
+func (s *Server) models(l *life, w http.ResponseWriter, _ *http.Request) {
 	writeJSON(w, http.StatusOK, map[string]any{
 		"object": "list",
 		"data": []any{map[string]any{
-			"id": s.cfg.Model, "object": "model", "created": s.core.started.Unix(), "owned_by": "vllm",
+			"id": s.cfg.Model, "object": "model", "created": l.started.Unix(), "owned_by": s.cfg.Dialect.String(),
 			"root": s.cfg.Model, "parent": nil, "max_model_len": s.cfg.Engine.MaxContextTokens,
-			// Not vLLM's: what an operator would otherwise have to type in. Tokens a
+			// Neither engine's: what an operator would otherwise have to type in. Tokens a
 			// second are wall time, as the router counts.
 			"max_num_seqs":              s.cfg.Engine.MaxSequences,
 			"prefill_tokens_per_second": 1e9 / s.cfg.Engine.PrefillTokenNanos * s.cfg.TimeScale,
@@ -219,9 +347,15 @@ func writeJSON(w http.ResponseWriter, status int, document any) {
 	_ = json.NewEncoder(w).Encode(document)
 }
 
-func writeError(w http.ResponseWriter, e *apiError) { writeJSON(w, e.status, e.document()) }
+// writeError answers with an error document of the dialect.
+func (s *Server) writeError(w http.ResponseWriter, e *apiError) {
+	writeJSON(w, e.status, s.errorDocument(e))
+}
 
-func (e *apiError) document() map[string]any {
+func (s *Server) errorDocument(e *apiError) map[string]any {
+	if s.cfg.Dialect == SGLang {
+		return map[string]any{"error": map[string]any{"message": e.message}}
+	}
 	var param any
 	if e.param != "" {
 		param = e.param

@@ -24,12 +24,12 @@ import (
 
 // Config says where and how events are published.
 type Config struct {
-	// Endpoint is such as tcp://127.0.0.1:5557; rank r uses port + r. Port 0 takes a free one.
+	// Endpoint is such as tcp://127.0.0.1:5557; see AtRank. Port 0 takes a free one.
 	Endpoint string
 	// Connect makes the PUB socket connect to a subscriber that has bound Endpoint,
 	// as vLLM does unless the endpoint has a wildcard. Otherwise it binds.
 	Connect bool
-	// ReplayEndpoint is bound for replays, likewise at port + r; empty for none.
+	// ReplayEndpoint is bound for replays; empty for none.
 	ReplayEndpoint string
 	// Topic is the first frame of each message.
 	Topic    string
@@ -117,10 +117,8 @@ type discard struct{}
 func (discard) Write(b []byte) (int, error) { return len(b), nil }
 
 func (p *Publisher) open(ctx context.Context, quiet zmq4.Option) error {
-	endpoint, err := atRank(p.cfg.Endpoint, p.cfg.Rank)
-	if err != nil {
-		return err
-	}
+	var err error
+	endpoint := p.cfg.Endpoint
 	if p.cfg.Connect {
 		p.endpoint = endpoint
 		// Dial tries until somebody listens there.
@@ -131,11 +129,8 @@ func (p *Publisher) open(ctx context.Context, quiet zmq4.Option) error {
 	if p.cfg.ReplayEndpoint == "" {
 		return nil
 	}
-	if endpoint, err = atRank(p.cfg.ReplayEndpoint, p.cfg.Rank); err != nil {
-		return err
-	}
 	p.router = zmq4.NewRouter(ctx, quiet)
-	if p.replayAt, err = listen(p.router, endpoint); err != nil {
+	if p.replayAt, err = listen(p.router, p.cfg.ReplayEndpoint); err != nil {
 		return err
 	}
 	p.done.Go(p.serveReplays)
@@ -150,28 +145,45 @@ func listen(socket zmq4.Socket, endpoint string) (string, error) {
 	return "tcp://" + socket.Addr().String(), nil
 }
 
-// atRank moves an endpoint's port by a rank. Port 0 stays: whoever asked for free
-// ports reads what was bound.
-func atRank(endpoint string, rank int) (string, error) {
-	address, ok := strings.CutPrefix(endpoint, "tcp://")
-	if !ok {
-		return "", fmt.Errorf("endpoint %q: want tcp://host:port", endpoint)
+// AtRank is where a rank publishes: rank r uses the port + r. A port of 0 stays, and
+// an empty endpoint stays empty; a host of * is all of the machine's.
+func AtRank(endpoint string, rank int) (string, error) {
+	if endpoint == "" {
+		return "", nil
 	}
-	host, port, err := net.SplitHostPort(address)
+	host, port, err := split(endpoint)
 	if err != nil {
-		return "", fmt.Errorf("endpoint %q: %w", endpoint, err)
+		return "", err
 	}
-	number, err := strconv.ParseUint(port, 10, 16)
-	if err != nil {
-		return "", fmt.Errorf("endpoint %q: the port is no number", endpoint)
-	}
-	if number > 0 {
-		number += uint64(rank)
+	if port > 0 {
+		port += rank
 	}
 	if host == "*" {
 		host = "0.0.0.0"
 	}
-	return "tcp://" + net.JoinHostPort(host, strconv.FormatUint(number, 10)), nil
+	return "tcp://" + net.JoinHostPort(host, strconv.Itoa(port)), nil
+}
+
+// FreePort says that an endpoint asks for any free port.
+func FreePort(endpoint string) bool {
+	_, port, err := split(endpoint)
+	return err == nil && port == 0
+}
+
+func split(endpoint string) (host string, port int, err error) {
+	address, ok := strings.CutPrefix(endpoint, "tcp://")
+	if !ok {
+		return "", 0, fmt.Errorf("endpoint %q: want tcp://host:port", endpoint)
+	}
+	host, text, err := net.SplitHostPort(address)
+	if err != nil {
+		return "", 0, fmt.Errorf("endpoint %q: %w", endpoint, err)
+	}
+	number, err := strconv.ParseUint(text, 10, 16)
+	if err != nil {
+		return "", 0, fmt.Errorf("endpoint %q: the port is no number up to 65535", endpoint)
+	}
+	return host, int(number), nil
 }
 
 // Endpoint is what subscribers connect to, or what this one connects to.
