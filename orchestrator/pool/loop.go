@@ -82,6 +82,7 @@ type Loop struct {
 	decisions []router.Decision
 	records   []Recorded
 	replies   []reply
+	holds     []hold
 }
 
 // turnState is the loop's memory of a turn that was asked for and has not ended.
@@ -89,14 +90,20 @@ type turnState struct {
 	turn      int
 	placement Placement
 	decided   bool
-	// waiting callers in this round; at most one in practice.
-	waiting []chan answer
+	// waiting callers, in this round or until the turn is admitted; at most one in practice.
+	waiting []waiter
+}
+
+// waiter is a caller of RequestTurn, or of AwaitTurn, who has a channel for holds.
+type waiter struct {
+	reply chan answer
+	held  chan router.Reason
 }
 
 // command is one input of the loop: an event, a request for a turn, or a look at the loop's state.
 type command struct {
 	event   router.Event
-	reply   chan answer
+	from    waiter
 	inspect func()
 }
 
@@ -108,6 +115,12 @@ type answer struct {
 type reply struct {
 	to     chan answer
 	answer answer
+}
+
+// hold tells a caller who waits for admission why there is none yet.
+type hold struct {
+	to     chan router.Reason
+	reason router.Reason
 }
 
 // New returns a loop that has not started.
@@ -180,7 +193,7 @@ func (l *Loop) step(cmd command) {
 	stamp(cmd.event, l.cfg.Now())
 	switch event := cmd.event.(type) {
 	case *router.TurnRequested:
-		l.request(event, cmd.reply)
+		l.request(event, cmd.from)
 		return
 	case *router.SessionRestored:
 		l.restore(event)
@@ -206,17 +219,16 @@ func (l *Loop) feed(event router.Event) {
 
 // request asks the core for a placement, unless the turn has one already: a
 // repeated question after a worker's death must not be a second admission.
-func (l *Loop) request(event *router.TurnRequested, to chan answer) {
+func (l *Loop) request(event *router.TurnRequested, from waiter) {
 	state := l.turns[event.Session]
 	if state != nil && state.turn == event.Turn {
+		state.waiting = append(state.waiting, from)
 		if state.decided {
-			l.replies = append(l.replies, reply{to, answer{placement: state.placement}})
-		} else {
-			state.waiting = append(state.waiting, to)
+			l.answerWaiting(state)
 		}
 		return
 	}
-	l.turns[event.Session] = &turnState{turn: event.Turn, waiting: []chan answer{to}}
+	l.turns[event.Session] = &turnState{turn: event.Turn, waiting: []waiter{from}}
 	l.feed(event)
 }
 
@@ -231,8 +243,8 @@ func (l *Loop) restore(event *router.SessionRestored) {
 
 func (l *Loop) forget(session router.SessionID) {
 	if state := l.turns[session]; state != nil {
-		for _, to := range state.waiting {
-			l.replies = append(l.replies, reply{to, answer{err: fmt.Errorf("session %x has ended", session)}})
+		for _, w := range state.waiting {
+			l.replies = append(l.replies, reply{w.reply, answer{err: fmt.Errorf("session %x has ended", session)}})
 		}
 	}
 	delete(l.turns, session)
@@ -256,11 +268,17 @@ func (l *Loop) settle(ctx context.Context, events int) error {
 	for _, r := range l.replies {
 		r.to <- r.answer
 	}
+	for _, h := range l.holds {
+		select {
+		case h.to <- h.reason:
+		default: // Told before and not read yet.
+		}
+	}
 	if l.cfg.Observe != nil {
 		l.cfg.Observe(batch)
 	}
 	clear(l.decisions)
-	l.decisions, l.records, l.replies = l.decisions[:0], l.records[:0], l.replies[:0]
+	l.decisions, l.records, l.replies, l.holds = l.decisions[:0], l.records[:0], l.replies[:0], l.holds[:0]
 	return nil
 }
 
@@ -311,26 +329,36 @@ func (l *Loop) takeHold(d *router.Decision) {
 	l.answerWaiting(state)
 }
 
+// answerWaiting tells the callers of a decided turn. Those who wait for admission
+// are told of a hold and go on waiting.
 func (l *Loop) answerWaiting(state *turnState) {
-	for _, to := range state.waiting {
-		l.replies = append(l.replies, reply{to, answer{placement: state.placement}})
+	still := state.waiting[:0]
+	for _, w := range state.waiting {
+		switch {
+		case state.placement.Admitted || w.held == nil:
+			l.replies = append(l.replies, reply{w.reply, answer{placement: state.placement}})
+		default:
+			still = append(still, w)
+			l.holds = append(l.holds, hold{w.held, state.placement.Reason})
+		}
 	}
-	state.waiting = nil
+	clear(state.waiting[len(still):])
+	state.waiting = still
 }
 
 // refuse answers everybody who waits or has asked, at the end of the loop.
 func (l *Loop) refuse(err error) {
 	for _, state := range l.turns {
-		for _, to := range state.waiting {
-			to <- answer{err: err}
+		for _, w := range state.waiting {
+			w.reply <- answer{err: err}
 		}
 		state.waiting = nil
 	}
 	for {
 		select {
 		case cmd := <-l.commands:
-			if cmd.reply != nil {
-				cmd.reply <- answer{err: err}
+			if cmd.from.reply != nil {
+				cmd.from.reply <- answer{err: err}
 			}
 		default:
 			return
@@ -340,17 +368,32 @@ func (l *Loop) refuse(err error) {
 
 // RequestTurn asks where a turn may run and returns once the answer is durable.
 func (l *Loop) RequestTurn(ctx context.Context, request router.TurnRequested) (Placement, error) {
-	to := make(chan answer, 1)
-	if err := l.send(ctx, command{event: &request, reply: to}); err != nil {
+	return l.ask(ctx, request, waiter{reply: make(chan answer, 1)}, nil)
+}
+
+// AwaitTurn asks where a turn may run and returns once it is admitted and that is
+// durable; onHold is called in the caller's goroutine when it is held, with the
+// reason. A caller who gives up leaves the turn as it stands: asking for it again
+// finds its place or goes on waiting.
+func (l *Loop) AwaitTurn(ctx context.Context, request router.TurnRequested, onHold func(router.Reason)) (Placement, error) {
+	return l.ask(ctx, request, waiter{reply: make(chan answer, 1), held: make(chan router.Reason, 1)}, onHold)
+}
+
+func (l *Loop) ask(ctx context.Context, request router.TurnRequested, from waiter, onHold func(router.Reason)) (Placement, error) {
+	if err := l.send(ctx, command{event: &request, from: from}); err != nil {
 		return Placement{}, err
 	}
-	select {
-	case a := <-to:
-		return a.placement, a.err
-	case <-ctx.Done():
-		return Placement{}, ctx.Err()
-	case <-l.done:
-		return Placement{}, ErrNotOwner
+	for {
+		select {
+		case a := <-from.reply:
+			return a.placement, a.err
+		case reason := <-from.held:
+			onHold(reason)
+		case <-ctx.Done():
+			return Placement{}, ctx.Err()
+		case <-l.done:
+			return Placement{}, ErrNotOwner
+		}
 	}
 }
 
