@@ -75,6 +75,17 @@ type (
 	dict = map[string]any
 )
 
+// ordered is a map of name, value, name, value, written in that order.
+type ordered list
+
+// EncodeMsgpack implements msgpack.CustomEncoder.
+func (o ordered) EncodeMsgpack(enc *msgpack.Encoder) error {
+	if err := enc.EncodeMapLen(len(o) / 2); err != nil {
+		return err
+	}
+	return enc.EncodeMulti(o...)
+}
+
 // batchOf is a batch in the array encoding.
 func batchOf(tb testing.TB, ts float64, events ...any) []byte {
 	return pack(tb, list{ts, events, 0})

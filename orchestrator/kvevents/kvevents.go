@@ -36,6 +36,7 @@ import (
 	"time"
 
 	"holdfast/router"
+	"holdfast/router/prefix"
 )
 
 // Dialect names the publisher whose positional fields are read.
@@ -211,6 +212,26 @@ func (s *Subscriber) Clear(ctx context.Context) error {
 	}
 	s.status.clears.Add(1)
 	return s.tellCleared(ctx)
+}
+
+// Retell tells all that is known anew, after a clear. It is for the caller whose
+// router forgot the instance (it left and joined again) while the engine and its
+// stream went on: no event would show that.
+func (s *Subscriber) Retell(ctx context.Context) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err := s.tellCleared(ctx); err != nil {
+		return err
+	}
+	for _, st := range s.streams {
+		if err := st.table.each(chunkBlocks, func(group int, blocks []prefix.Hash) error {
+			return s.cfg.Tell(ctx, &router.BlocksStored{Instance: s.cfg.Instance, Rank: st.rank, Group: group, Blocks: blocks})
+		}); err != nil {
+			s.clearOwed = true
+			return fmt.Errorf("telling what %s holds: %w", s.cfg.Instance, err)
+		}
+	}
+	return nil
 }
 
 // tellCleared tells the router that the instance holds nothing. The caller holds mu.

@@ -565,6 +565,26 @@ func TestRouterThatDoesNotListen(t *testing.T) {
 	}
 }
 
+// TestRetell: a router that forgot the instance gets all of it again.
+func TestRetell(t *testing.T) {
+	v := newView()
+	s := newSubscriber(t, testConfig(v))
+	join(t, s)
+	payloads, tokens := threeBatches(t)
+	for i, payload := range payloads {
+		feed(t, s, uint64(i), payload)
+	}
+	clear(v.blocks)
+	v.blocks[place{0, 0, 1}] = true // something that the router had from elsewhere
+	if err := s.Retell(context.Background()); err != nil || !v.has(ownChain(7, 16, tokens)...) || v.size() != 5 {
+		t.Fatalf("%d blocks, %v", v.size(), err)
+	}
+	feed(t, s, 3, batchOf(t, 13, removedEvent(5)))
+	if v.size() != 4 {
+		t.Fatal("the stream does not go on")
+	}
+}
+
 func TestConfigIsChecked(t *testing.T) {
 	good := testConfig(newView())
 	for name, change := range map[string]func(*Config){

@@ -279,30 +279,39 @@ func (t *table) forget() {
 // chunkBlocks bounds one event about a whole rank.
 const chunkBlocks = 4096
 
-// forgetRank empties the table and tells of each block that it is gone: the way to
-// clear one rank of an instance whose other ranks keep theirs.
-func (t *table) forgetRank(tell func(router.Event) error, instance router.InstanceID) error {
-	groups := t.groups
-	t.forget()
-	for _, g := range groups {
+// each passes on the own hashes of every group, a bounded number at a time. The
+// slice is the callee's to keep.
+func (t *table) each(chunk int, pass func(group int, blocks []prefix.Hash) error) error {
+	for _, g := range t.groups {
 		var blocks []prefix.Hash
 		for _, c := range g.blocks {
 			if c.own == 0 {
 				continue
 			}
-			if blocks = append(blocks, c.own); len(blocks) == chunkBlocks {
-				if err := tell(&router.BlocksRemoved{Instance: instance, Rank: t.rank, Group: g.id, Blocks: blocks}); err != nil {
-					return err
-				}
-				blocks = nil
+			if blocks = append(blocks, c.own); len(blocks) < chunk {
+				continue
 			}
+			if err := pass(g.id, blocks); err != nil {
+				return err
+			}
+			blocks = nil
 		}
 		if len(blocks) == 0 {
 			continue
 		}
-		if err := tell(&router.BlocksRemoved{Instance: instance, Rank: t.rank, Group: g.id, Blocks: blocks}); err != nil {
+		if err := pass(g.id, blocks); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// forgetRank empties the table and tells of each block that it is gone: the way to
+// clear one rank of an instance whose other ranks keep theirs.
+func (t *table) forgetRank(tell func(router.Event) error, instance router.InstanceID) error {
+	err := t.each(chunkBlocks, func(group int, blocks []prefix.Hash) error {
+		return tell(&router.BlocksRemoved{Instance: instance, Rank: t.rank, Group: group, Blocks: blocks})
+	})
+	t.forget()
+	return err
 }
