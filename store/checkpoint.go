@@ -48,8 +48,10 @@ type PartialTurn struct {
 	IDs      []int32
 	Logprobs []float32
 	Versions []VersionSpan
-	// Last is the part at its end, to be followed by the next checkpoint.
-	Last uuid.UUID
+	// Last is the part at its end, to be followed by the next checkpoint; Instance
+	// sampled it.
+	Last     uuid.UUID
+	Instance string
 	TurnEffort
 }
 
@@ -77,7 +79,7 @@ from unnest($10::int[], $11::int[], $12::uuid[], $13::uuid[], $14::bytea[], $15:
 where ` + openTurnCondition + ` and ` + followsSQL
 
 	selectCheckpointsSQL = `
-select start_tokens, tokens, part, previous, ids, logprobs, policy_version, attempts, resumes, tokens_regenerated
+select start_tokens, tokens, part, previous, ids, logprobs, policy_version, instance, attempts, resumes, tokens_regenerated
 from turn_checkpoints where session_id = $1 and turn = $2 order by start_tokens`
 
 	dropCheckpointsSQL = `delete from turn_checkpoints where session_id = $1`
@@ -184,8 +186,9 @@ func (p *PartialTurn) read(rows pgx.Rows) error {
 		var previous uuid.NullUUID
 		var ids, logprobs []byte
 		var version int64
+		var instance string
 		var effort TurnEffort
-		err := rows.Scan(&start, &count, &part, &previous, &ids, &logprobs, &version, &effort.Attempts, &effort.Resumes, &effort.TokensRegenerated)
+		err := rows.Scan(&start, &count, &part, &previous, &ids, &logprobs, &version, &instance, &effort.Attempts, &effort.Resumes, &effort.TokensRegenerated)
 		if err != nil {
 			return err
 		}
@@ -201,7 +204,7 @@ func (p *PartialTurn) read(rows pgx.Rows) error {
 			}
 		}
 		p.Versions = AppendVersion(p.Versions, count, version)
-		p.Last, p.TurnEffort = part, effort
+		p.Last, p.Instance, p.TurnEffort = part, instance, effort
 	}
 	rows.Close()
 	return rows.Err()

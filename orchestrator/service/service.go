@@ -60,6 +60,7 @@ type Service struct {
 	cfg     Config
 	name    string
 	metrics *metrics
+	tokens  *activities.Counters
 	owned   atomic.Pointer[owned]
 }
 
@@ -85,11 +86,15 @@ func New(cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
+	tokens, err := activities.NewCounters(cfg.Registerer, cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("service: %w", err)
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
-	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m}
+	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens}
 	if err := cfg.Registerer.Register(newFleetMetrics(cfg.Pool, s.statuses)); err != nil {
 		return nil, fmt.Errorf("service: registering metrics: %w", err)
 	}
@@ -147,7 +152,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	}
 	acts, err := activities.New(activities.Config{
 		Store: s.cfg.Store, Router: loop, Engines: engines, Epoch: epoch,
-		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Logger: log,
+		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Counters: s.tokens, Logger: log,
 	})
 	if err != nil {
 		return err

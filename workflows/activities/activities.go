@@ -41,6 +41,8 @@ type Engines interface {
 	// Hashing is the policy version and block size, in tokens, under which contexts
 	// are hashed for the prefix index; a size of 0 means that no instance tells what it caches.
 	Hashing() (policyVersion int64, blockTokens int)
+	// PolicyVersion is that of an instance's weights, 0 if nobody has told.
+	PolicyVersion(instance router.InstanceID) int64
 	// Receipt compares the cached tokens that a turn was placed by with what its
 	// engine reported, -1 if it did not.
 	Receipt(instance router.InstanceID, predictedTokens, cachedTokens int64)
@@ -59,7 +61,10 @@ type Config struct {
 	// an instance that cannot be reached at all does not count, since the router
 	// then holds the turn until one can.
 	EngineAttempts int
-	Logger         *slog.Logger
+	// CheckpointTokens is how many generated tokens make a checkpoint; 0 means 2,048.
+	CheckpointTokens int
+	Counters         *Counters
+	Logger           *slog.Logger
 }
 
 // Activities are the activities of one pool's owner.
@@ -67,21 +72,29 @@ type Activities struct {
 	cfg      Config
 	contexts *contextCache
 	running  *running
+	// retryBase is a constant but for tests.
+	retryBase time.Duration
 }
 
 // New returns activities that are ready to be registered.
 func New(cfg Config) (*Activities, error) {
-	if cfg.Store == nil || cfg.Router == nil || cfg.Engines == nil || cfg.Logger == nil {
-		return nil, errors.New("activities: store, router, engines and logger are required")
+	if cfg.Store == nil || cfg.Router == nil || cfg.Engines == nil || cfg.Counters == nil || cfg.Logger == nil {
+		return nil, errors.New("activities: store, router, engines, counters and logger are required")
 	}
 	if cfg.EngineAttempts < 1 || cfg.ContextCacheBytes < 1 {
 		return nil, errors.New("activities: engine attempts and context cache bytes must be positive")
+	}
+	if cfg.CheckpointTokens == 0 {
+		cfg.CheckpointTokens = checkpointTokens
+	}
+	if cfg.CheckpointTokens < 0 {
+		return nil, errors.New("activities: checkpoint tokens must not be negative")
 	}
 	contexts, err := newContextCache(cfg.ContextCacheBytes)
 	if err != nil {
 		return nil, fmt.Errorf("activities: %w", err)
 	}
-	return &Activities{cfg: cfg, contexts: contexts, running: newRunning()}, nil
+	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), retryBase: retryBase}, nil
 }
 
 // Register gives the activities to a worker under their fixed names.

@@ -20,6 +20,8 @@ type sessionContext struct {
 	// next turn's tokens are appended.
 	tokens []int32
 	chain  blockChain
+	// output is what the turn has generated so far, if it was cut; nil after a commit.
+	output *output
 }
 
 // contextCache keeps contexts between turns within a bound of bytes. An entry is
@@ -35,7 +37,11 @@ func newContextCache(limitBytes int64) (*contextCache, error) {
 	entries, err := otter.New(&otter.Options[uuid.UUID, *sessionContext]{
 		MaximumWeight: uint64(limitBytes),
 		Weigher: func(_ uuid.UUID, c *sessionContext) uint32 {
-			return uint32(min(int64(cap(c.tokens))*4+sessionOverheadBytes, 1<<31))
+			bytes := int64(cap(c.tokens))*4 + sessionOverheadBytes
+			if c.output != nil {
+				bytes += int64(len(c.output.ids)) * 8
+			}
+			return uint32(min(bytes, 1<<31))
 		},
 	})
 	if err != nil {

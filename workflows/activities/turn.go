@@ -4,11 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"time"
 
 	"github.com/google/uuid"
-	"go.temporal.io/sdk/activity"
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/pool"
@@ -17,16 +15,9 @@ import (
 	"holdfast/workflows"
 )
 
-const (
-	// heartbeatInterval is well below the workflow's heartbeat time-out.
-	heartbeatInterval = 5 * time.Second
-	// retryBase and retryLimit bound the jittered waits between tries of one turn.
-	retryBase  = 250 * time.Millisecond
-	retryLimit = 15 * time.Second
-	// commitPatience is how long a generated turn is kept while the store is away,
-	// before it is given up and generated again.
-	commitPatience = 10 * time.Minute
-)
+// commitPatience is how long a generated turn is kept while the store is away,
+// before it is given up and generated again from its last checkpoint.
+const commitPatience = 10 * time.Minute
 
 // Turn runs one model call: placement, generation, commit. It answers held when
 // the router keeps the turn, in which case nothing was generated.
@@ -37,15 +28,16 @@ func (a *Activities) Turn(ctx context.Context, ref workflows.TurnRef) (workflows
 	}
 	ctx, release := a.running.track(ctx, id)
 	defer release()
-	defer heartbeat(ctx)()
-	reply, err := a.turn(ctx, id, ref.Turn)
+	p := &pulse{earlier: a.earlierProgress(ctx)}
+	defer p.beat(ctx)()
+	reply, err := a.turn(ctx, id, ref.Turn, p)
 	if err != nil {
 		return workflows.TurnReply{}, fmt.Errorf("session %s, turn %d: %w", id, ref.Turn, err)
 	}
 	return reply, nil
 }
 
-func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int) (workflows.TurnReply, error) {
+func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse) (workflows.TurnReply, error) {
 	sc, err := a.load(ctx, id, turn)
 	if err != nil {
 		return workflows.TurnReply{}, err
@@ -56,9 +48,14 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int) (workflow
 	if turn < sc.work.Turns {
 		return a.afterCommitted(ctx, &sc.work, turn)
 	}
+	if sc.output == nil {
+		sc.output = newOutput(store.PartialTurn{}, a.cfg.CheckpointTokens)
+	}
+	sc.output.recall(p.earlier)
+	p.follow(sc.output)
 	committed := len(sc.tokens)
 	sc.tokens = appendToolResult(sc.tokens, &sc.work, turn)
-	placement, result, attempts, reply, err := a.generate(ctx, sc, turn)
+	g, reply, err := a.generate(ctx, sc, turn)
 	if err != nil || reply != nil {
 		if reply != nil && reply.Outcome == workflows.OutcomeHeld {
 			sc.tokens = sc.tokens[:committed]
@@ -66,9 +63,7 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int) (workflow
 		}
 		return derefReply(reply), err
 	}
-	commit := turnCommit(sc, turn, committed, placement, result, attempts)
-	commit.Epoch = a.cfg.Epoch
-	already, err := a.commit(ctx, commit)
+	already, err := a.commit(ctx, g.commit(committed))
 	if errors.Is(err, store.ErrSessionEnded) {
 		return over(router.Cancelled, ""), nil
 	}
@@ -80,22 +75,20 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int) (workflow
 		// entry with our tokens is dropped.
 		return a.reload(ctx, id, turn)
 	}
-	a.tell(ctx, &router.TurnEnded{
-		Session: router.SessionID(id), Turn: turn, Instance: placement.Instance,
-		PromptTokens: int64(len(sc.tokens)), CachedTokens: int64(result.CachedTokens), OutputTokens: int64(len(result.OutputIDs)),
-		QueueNanos: nanos(result.QueueSeconds), PrefillNanos: nanos(result.TimeToFirstTokenSeconds - result.QueueSeconds),
-	})
-	a.cfg.Engines.Receipt(placement.Instance, placement.PredictedCachedTokens, int64(result.CachedTokens))
-	sc.tokens = append(sc.tokens, result.OutputIDs...)
+	a.tell(ctx, g.ended())
+	a.cfg.Engines.Receipt(g.placement.Instance, g.placement.PredictedCachedTokens, int64(g.result.CachedTokens))
+	sc.tokens = append(sc.tokens, g.out.ids...)
+	sc.output = nil
 	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
-	answer := after(&sc.work, turn, result.FinishReason)
+	answer := after(&sc.work, turn, g.finish)
 	if answer.Outcome == workflows.OutcomeMore {
 		a.contexts.put(sc)
 	}
 	return answer, nil
 }
 
-// load returns the session before its turn, from the cache or from the store.
+// load returns the session before its turn, from the cache or from the store, with
+// what is left of a turn that was cut.
 func (a *Activities) load(ctx context.Context, id uuid.UUID, turn int) (*sessionContext, error) {
 	if sc := a.contexts.take(id, turn); sc != nil {
 		return sc, nil
@@ -116,106 +109,15 @@ func (a *Activities) load(ctx context.Context, id uuid.UUID, turn int) (*session
 	} else {
 		sc.tokens, err = a.cfg.Store.Context(ctx, id)
 	}
-	return sc, err
-}
-
-// generate asks for placement and calls the engine until it answers. A non-nil
-// reply ends the activity without a generated turn.
-func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int) (pool.Placement, engine.Result, int, *workflows.TurnReply, error) {
-	request := a.engineRequest(sc, turn)
-	var avoid router.InstanceID
-	for failures, attempts := 0, 1; ; attempts++ {
-		ask := a.turnRequest(&sc.work, turn, int64(len(sc.tokens)), avoid)
-		policyVersion, blockTokens := a.cfg.Engines.Hashing()
-		sc.chain.describe(&ask, sc.tokens, policyVersion, blockTokens)
-		placement, err := a.cfg.Router.RequestTurn(ctx, ask)
-		if err != nil {
-			return placement, engine.Result{}, attempts, nil, err
-		}
-		if !placement.Admitted {
-			return placement, engine.Result{}, attempts, &workflows.TurnReply{Outcome: workflows.OutcomeHeld}, nil
-		}
-		result, err := a.cfg.Engines.Generate(ctx, placement.Instance, router.SessionID(sc.work.ID), request, a.onFirstToken(ctx, sc.work.ID, turn))
-		if err == nil {
-			err = unfinished(result)
-		}
-		if err == nil {
-			return placement, result, attempts, nil, nil
-		}
-		if ctx.Err() != nil {
-			// The session is cancelled or this worker is going down: its end, or the
-			// next try's question, tells the router.
-			return placement, engine.Result{}, attempts, nil, ctx.Err()
-		}
-		a.tell(ctx, &router.TurnEnded{Session: router.SessionID(sc.work.ID), Turn: turn, Instance: placement.Instance, CachedTokens: -1, Failed: true})
-		a.cfg.Logger.Warn("model call failed", "session", sc.work.ID, "turn", turn, "instance", placement.Instance, "attempt", attempts, "error", err)
-		var engineErr *engine.Error
-		if errors.As(err, &engineErr) {
-			if engineErr.Class == engine.FailTurn {
-				reply := over(router.Failed, err.Error())
-				return placement, engine.Result{}, attempts, &reply, nil
-			}
-			avoid = ""
-			if engineErr.Class == engine.RetryElsewhere {
-				avoid = placement.Instance
-			}
-		}
-		if failures++; failures >= a.cfg.EngineAttempts {
-			reply := over(router.Failed, fmt.Sprintf("%d calls of this turn failed, the last at %s: %v", failures, placement.Instance, err))
-			return placement, engine.Result{}, attempts, &reply, nil
-		}
-		if err := pause(ctx, failures); err != nil {
-			return placement, engine.Result{}, attempts, nil, err
-		}
+	if err != nil {
+		return nil, err
 	}
-}
-
-// unfinished is the error of a generation that an engine gave up without failing
-// the call: what it returned is no turn.
-func unfinished(result engine.Result) error {
-	if result.FinishReason == engine.FinishStop || result.FinishReason == engine.FinishLength {
-		return nil
+	partial, err := a.cfg.Store.PartialTurn(ctx, id, turn)
+	if err != nil {
+		return nil, err
 	}
-	return &engine.Error{Class: engine.RetryElsewhere, Message: fmt.Sprintf("the generation ended with finish reason %q after %d tokens", result.FinishReason, len(result.OutputIDs))}
-}
-
-// engineRequest is the model call of a turn.
-func (a *Activities) engineRequest(sc *sessionContext, turn int) engine.Request {
-	spec := &sc.work.Spec
-	limit := outputTokens(spec, turn)
-	if room := a.cfg.Engines.MaxContextTokens() - int64(len(sc.tokens)); room > 0 && int64(limit) > room {
-		limit = int(room)
-	}
-	if limits := spec.Limits.MaxContextTokens; limits > 0 {
-		limit = min(limit, limits-len(sc.tokens))
-	}
-	request := engine.Request{
-		RequestID: fmt.Sprintf("%s-%d", sc.work.ID, turn), SessionID: sc.work.ID.String(),
-		Prompt: sc.tokens, MaxTokens: limit, MinTokens: min(spec.Sampling.MinTokens, limit), IgnoreEOS: spec.Sampling.IgnoreEOS,
-		Temperature: 1, TopP: 1, Seed: spec.Sampling.Seed, StopTokenIDs: spec.Sampling.StopTokens,
-		WithLogprobs: spec.Sampling.Logprobs == nil || *spec.Sampling.Logprobs, DataParallelRank: -1,
-	}
-	if spec.Sampling.Temperature != nil {
-		request.Temperature = *spec.Sampling.Temperature
-	}
-	if spec.Sampling.TopP != nil {
-		request.TopP = *spec.Sampling.TopP
-	}
-	if turnsOf(spec) != nil {
-		request.MinTokens, request.IgnoreEOS = limit, true
-	}
-	return request
-}
-
-// onFirstToken tells the router when the engine begins to answer.
-func (a *Activities) onFirstToken(ctx context.Context, session uuid.UUID, turn int) func(engine.Progress) {
-	told := false
-	return func(p engine.Progress) {
-		if !told && p.OutputTokens > 0 {
-			told = true
-			a.tell(ctx, &router.TurnStarted{Session: router.SessionID(session), Turn: turn})
-		}
-	}
+	sc.output = newOutput(partial, a.cfg.CheckpointTokens)
+	return sc, nil
 }
 
 // commit writes a generated turn and keeps trying while the store is away: the
@@ -229,23 +131,16 @@ func (a *Activities) commit(ctx context.Context, commit store.TurnCommit) (alrea
 			errors.Is(err, store.ErrTurnOutOfOrder) || errors.As(err, &field) || time.Now().After(deadline) {
 			return already, err
 		}
-		a.cfg.Logger.Warn("committing a turn failed, trying again", "session", commit.SessionID, "turn", commit.Turn, "tries", tries, "error", err)
-		if pauseErr := pause(ctx, tries); pauseErr != nil {
-			return false, pauseErr
+		if ctx.Err() != nil {
+			// This worker must stop, and the turn is whole: nobody should have to
+			// generate its end again.
+			parting, cancel := context.WithTimeout(context.WithoutCancel(ctx), partingPatience)
+			defer cancel()
+			return a.cfg.Store.CommitTurn(parting, commit)
 		}
-	}
-}
-
-func turnCommit(sc *sessionContext, turn, committed int, placement pool.Placement, result engine.Result, attempts int) store.TurnCommit {
-	return store.TurnCommit{
-		SessionID: sc.work.ID, Turn: turn, Instance: string(placement.Instance), PolicyVersion: sc.work.PolicyVersion,
-		Appended: sc.tokens[committed:], Generated: result.OutputIDs, Logprobs: result.Logprobs,
-		PromptTokens: int64(len(sc.tokens)), PredictedCachedTokens: placement.PredictedCachedTokens, CachedTokens: int64(result.CachedTokens),
-		StartedAt:    time.Now().Add(-time.Duration(result.TotalSeconds * float64(time.Second))),
-		QueueSeconds: result.QueueSeconds, PrefillSeconds: max(0, result.TimeToFirstTokenSeconds-result.QueueSeconds),
-		DecodeSeconds: max(0, result.TotalSeconds-result.TimeToFirstTokenSeconds), TotalSeconds: result.TotalSeconds,
-		ToolSeconds:  gapAfter(&sc.work.Spec, turn-1).Seconds(),
-		FinishReason: result.FinishReason.String(), TurnEffort: store.TurnEffort{Attempts: attempts},
+		a.cfg.Logger.Warn("committing a turn failed, trying again", "session", commit.SessionID, "turn", commit.Turn, "tries", tries, "error", err)
+		// If the wait ends early, so does the next try, and the last one follows.
+		_ = a.pause(ctx, tries)
 	}
 }
 
@@ -302,41 +197,6 @@ func (a *Activities) tell(ctx context.Context, event router.Event) {
 		a.cfg.Logger.Warn("telling the router failed", "error", err)
 	}
 }
-
-// heartbeat keeps the activity alive until the returned function is called.
-func heartbeat(ctx context.Context) (stop func()) {
-	done := make(chan struct{})
-	go func() {
-		ticker := time.NewTicker(heartbeatInterval)
-		defer ticker.Stop()
-		for {
-			select {
-			case <-ticker.C:
-				activity.RecordHeartbeat(ctx)
-			case <-done:
-				return
-			case <-ctx.Done():
-				return
-			}
-		}
-	}()
-	return func() { close(done) }
-}
-
-// pause waits before the next try, longer each time and with jitter.
-func pause(ctx context.Context, tries int) error {
-	limit := min(retryBase<<min(tries-1, 10), retryLimit)
-	timer := time.NewTimer(limit/2 + rand.N(limit/2))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-func nanos(seconds float64) router.Nanos { return router.Nanos(max(0, seconds) * 1e9) }
 
 func derefReply(reply *workflows.TurnReply) workflows.TurnReply {
 	if reply == nil {
