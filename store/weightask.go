@@ -176,6 +176,9 @@ func (s *Store) CommitWeightUpdate(ctx context.Context, pool string, version int
 		case WeightCancelling, WeightCancelled:
 			return conflictOf(u, "was cancelled; it can be begun anew")
 		}
+		if u.FailedStep == StepCancel {
+			return conflictOf(u, "is cancelled in part: cancel it again")
+		}
 		if cache == "" {
 			cache = u.Cache
 		}

@@ -35,6 +35,15 @@ where i.pool = $1 and u.pool = $1 and u.policy_version = $2 and u.instance = i.i
 update weight_updates set advanced_at = statement_timestamp(), changed_at = statement_timestamp(), sessions_over_bound = $3, sessions_ended = $4
 where pool = $1 and policy_version = $2`
 
+	// Those that an update went on without while they were paused.
+	selectStrandedSQL = `
+select i.instance from weight_update_instances i join weight_updates u using (pool, policy_version)
+where i.pool = $1 and u.state in ('committed', 'cancelled') and i.state = 'gone' and i.reached in ('paused', 'prepared') order by i.instance`
+
+	freeStrandedSQL = `
+update weight_update_instances set reached = 'resumed', changed_at = statement_timestamp()
+where pool = $1 and instance = $2 and state = 'gone' and reached in ('paused', 'prepared')`
+
 	// What the trainer or an engine did without being asked is in force at once.
 	recordWeightSQL = `
 insert into weight_updates (pool, policy_version, from_version, source, cache, control, state, pause_timeout_seconds,
@@ -164,6 +173,34 @@ func notifyAdvance(batch *pgx.Batch, pool string, stale staleness) {
 	if stale.ended > 0 {
 		notify(batch, OutboxTopic())
 	}
+}
+
+// StrandedInstances are those that were paused when they fell silent and that their
+// update then went on without: whoever hears of them again must resume them.
+func (s *Store) StrandedInstances(ctx context.Context, pool string) ([]string, error) {
+	rows, err := s.pool.Query(ctx, selectStrandedSQL, pool)
+	if err == nil {
+		var names []string
+		if names, err = pgx.CollectRows(rows, pgx.RowTo[string]); err == nil {
+			return names, nil
+		}
+	}
+	return nil, fmt.Errorf("looking for stranded instances of pool %s: %w", pool, err)
+}
+
+// FreeStrandedInstance notes that a stranded instance was resumed.
+func (s *Store) FreeStrandedInstance(ctx context.Context, pool string, epoch int64, instance string) error {
+	err := s.write(ctx, func(tx pgx.Tx) error {
+		if err := fence(ctx, tx, pool, epoch); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, freeStrandedSQL, pool, instance)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("noting that stranded instance %s was resumed: %w", instance, err)
+	}
+	return nil
 }
 
 // ObserveWeightVersion records that an engine reports another version than is
