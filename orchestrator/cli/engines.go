@@ -2,12 +2,9 @@ package cli
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"time"
-
-	"github.com/spf13/cobra"
 
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine/simulated"
@@ -26,7 +23,7 @@ func simulatedID(i int) string { return fmt.Sprintf("sim-%d", i) }
 func startEngines(cfg config.Dev, log *slog.Logger) (*simulatedEngines, error) {
 	engines := &simulatedEngines{}
 	for i := range cfg.Engines {
-		server, err := startEngine(cfg, uint64(i+1), "127.0.0.1:0", log.With("engine", simulatedID(i)))
+		server, err := startEngine(simulatedConfig(cfg, log.With("engine", simulatedID(i))), "127.0.0.1:0")
 		if err != nil {
 			engines.stop()
 			return nil, err
@@ -36,17 +33,22 @@ func startEngines(cfg config.Dev, log *slog.Logger) (*simulatedEngines, error) {
 	return engines, nil
 }
 
-func startEngine(cfg config.Dev, seed uint64, address string, log *slog.Logger) (*simulated.Server, error) {
+// simulatedConfig is a simulated engine as configured. All have the same seed: they
+// serve the same model, so that one can continue what another one began.
+func simulatedConfig(cfg config.Dev, log *slog.Logger) simulated.Config {
 	params := instance.Demo()
 	params.CapacityBlocks = int(cfg.EngineCapacityTokens) / params.BlockTokens
-	server, err := simulated.New(simulated.Config{
-		Engine: params, TimeScale: cfg.TimeScale, Seed: seed, StreamIntervalTokens: 128, Logger: log,
-		KVEvents: simulated.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"},
-	})
+	return simulated.Config{Engine: params, TimeScale: cfg.TimeScale, Seed: 1, StreamIntervalTokens: 128, Logger: log}
+}
+
+func startEngine(cfg simulated.Config, address string) (*simulated.Server, error) {
+	server, err := simulated.New(cfg)
 	if err != nil {
 		return nil, err
 	}
 	if err := server.Start(address); err != nil {
+		// Nothing runs yet that could hold a stop up.
+		_ = server.Stop(context.Background())
 		return nil, err
 	}
 	return server, nil
@@ -59,41 +61,4 @@ func (e *simulatedEngines) stop() {
 		// What is still generating is cut off; the service asks again elsewhere.
 		_ = server.Stop(ctx)
 	}
-}
-
-func newEngine() *cobra.Command {
-	cmd := &cobra.Command{
-		Use:   "engine",
-		Short: "Run one simulated engine that speaks vLLM's HTTP",
-		Long: `Runs the simulator's engine model behind vLLM's HTTP interface: blocks of 16 tokens,
-prefix cache with LRU eviction, chunked prefill, batched decode, preemption. Tokens are
-noise; timing and cache are the model's. Register it with POST /api/v1/pools/POOL/instances.`,
-		Args: cobra.NoArgs,
-	}
-	flags := addConfigFlags(cmd, config.Default(), engineFlags, logFlags)
-	address := cmd.Flags().String("address", "127.0.0.1:0", "address to serve, host:port; port 0 takes a free one")
-	seed := cmd.Flags().Uint64("seed", 1, "seed of the generated tokens")
-	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
-		cfg, err := flags.load((*config.Config).ValidateDev)
-		if err != nil {
-			return err
-		}
-		log, err := newLogger(cfg.Log)
-		if err != nil {
-			return err
-		}
-		server, err := startEngine(cfg.Dev, *seed, *address, log)
-		if err != nil {
-			return err
-		}
-		fmt.Fprintf(cmd.OutOrStdout(), "engine: %s\n", server.URL())
-		<-cmd.Context().Done()
-		stopping, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		if err := server.Stop(stopping); !errors.Is(err, context.DeadlineExceeded) {
-			return err
-		}
-		return nil
-	}
-	return cmd
 }
