@@ -309,38 +309,55 @@ func (c *Core) matchAll(s *session) {
 		c.index.MatchAll(&s.chain, c.matches)
 	}
 	for _, w := range c.instances {
-		if s.chain.Blocks() > 0 && w.indexTrusted() {
-			w.hitTokens = min(int64(c.matches[w.slot])*w.blockTokens, s.promptTokens)
-		} else {
-			w.hitTokens = c.ledgerHit(s, w)
-		}
+		w.hitTokens = c.hitOf(s, w, c.matches[w.slot])
 	}
 }
 
 // hitAt is H of the session's prompt at one instance.
 func (c *Core) hitAt(s *session, w *instance) int64 {
+	matched := 0
 	if s.chain.Blocks() > 0 && w.indexTrusted() {
-		return min(int64(c.index.MatchOne(&s.chain, w.slot, int(s.previousTokens/w.blockTokens)))*w.blockTokens, s.promptTokens)
+		matched = c.index.MatchOne(&s.chain, w.slot, int(s.previousTokens/w.blockTokens))
 	}
-	return c.ledgerHit(s, w)
+	return c.hitOf(s, w, matched)
+}
+
+// hitOf is H where the index found so many blocks. The ledger speaks where the
+// index knows nothing: of an instance whose events have not come, and of what a
+// session left at its instance before the index heard of it.
+func (c *Core) hitOf(s *session, w *instance, matchedBlocks int) int64 {
+	if s.chain.Blocks() == 0 || !w.indexTrusted() {
+		return c.ledgerHit(s, w)
+	}
+	hit := min(int64(matchedBlocks)*w.blockTokens, s.promptTokens)
+	if s.home == w && !s.indexed {
+		hit = max(hit, min(s.leftAt(w)/w.blockTokens*w.blockTokens, s.promptTokens))
+	}
+	return hit
 }
 
 // ledgerHit guesses H without the index: what the session left there itself, or
 // its group's shared prompt.
 func (c *Core) ledgerHit(s *session, w *instance) int64 {
-	var hit int64
-	if s.home == w && s.homeEpoch == w.cacheEpoch {
-		hit = s.previousTokens
-		if s.cachedBlocks >= 0 && s.cachedAt >= s.lastEndedAt {
-			hit = min(hit, s.cachedBlocks*w.blockTokens)
-		}
-	}
+	hit := s.leftAt(w)
 	if s.group != nil {
 		if p := s.group.placeAt(w); p != nil && p.warm {
 			hit = max(hit, s.sharedTokens)
 		}
 	}
 	return min(hit/w.blockTokens*w.blockTokens, s.promptTokens)
+}
+
+// leftAt is what the session's turns left in an instance's cache, as far as
+// snapshots do not say that it is gone.
+func (s *session) leftAt(w *instance) int64 {
+	if s.home != w || s.homeEpoch != w.cacheEpoch {
+		return 0
+	}
+	if s.cachedBlocks >= 0 && s.cachedAt >= s.lastEndedAt {
+		return min(s.previousTokens, s.cachedBlocks*w.blockTokens)
+	}
+	return s.previousTokens
 }
 
 // admitDecision is an Admit with its numbers, as they were before it.

@@ -191,15 +191,15 @@ func TestPlacementOnlyFollowsThePrefix(t *testing.T) {
 		}
 		rollouts = append(rollouts, r)
 	}
-	for _, r := range rollouts {
-		w.end(r, 0, false)
+	for _, id := range []InstanceID{"a", "b"} {
+		w.step(&BlocksStored{At: w.now, Instance: id}) // both begin to tell of their caches
 	}
 	r := rollouts[0]
+	w.end(r, 0, false)
 	other := InstanceID("a")
 	if w.where[r.id] == "a" {
 		other = "b"
 	}
-	w.step(&BlocksStored{At: w.now, Instance: "a"})
 	w.step(&BlocksStored{At: w.now, Instance: other, Blocks: r.hashes})
 	w.step(&BlocksRemoved{At: w.now, Instance: w.where[r.id], Blocks: r.hashes})
 	if out := w.ask(r); out[0].Instance != other || out[0].Numbers.PredictedCachedTokens != 4000 {

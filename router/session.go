@@ -98,6 +98,9 @@ type session struct {
 	// epoch; it outlives protection.
 	home      *instance
 	homeEpoch uint64
+	// indexed: the prefix index has seen a turn of the session end at home, under
+	// the hashes that its chain has now, so that its silence means something.
+	indexed bool
 	// dispatchEpoch is the cache's epoch when the latest turn was sent.
 	dispatchEpoch uint64
 

@@ -54,7 +54,7 @@ func (c *Core) takePrompt(s *session, ev *TurnRequested) {
 		s.settledTokens = s.contextTokens
 	}
 	s.settledTokens = min(s.settledTokens, s.promptTokens)
-	c.extendChain(s, ev)
+	c.renewChain(s, ev)
 	if ev.Avoid != "" {
 		s.avoid, s.avoidUntil = c.findInstance(ev.Avoid), c.now+nanos(c.cfg.AvoidSeconds)
 	}
@@ -82,10 +82,26 @@ const maxTokens = 1 << 40
 // sender's fault and misleads one session; it must not break the others.
 func sane(tokens int64) int64 { return min(max(0, tokens), maxTokens) }
 
-func (c *Core) extendChain(s *session, ev *TurnRequested) {
-	if ev.KnownBlocks <= maxTokens {
-		s.chain.Extend(ev.KnownBlocks, ev.NewBlocks)
+// renewChain takes the blocks that a new turn brings. A context that was rewritten
+// from some block on is not expected to be cached beyond it; one that was hashed
+// anew under other weights, or of which blocks were missed, is not judged by the
+// index before a turn has shown what is there.
+func (c *Core) renewChain(s *session, ev *TurnRequested) {
+	had := s.chain.Blocks()
+	kept := c.extendChain(s, ev)
+	if ev.KnownBlocks > had || kept == 0 && had > 0 {
+		s.indexed = false
+	} else if kept < had && s.home != nil {
+		same := int64(kept) * s.home.blockTokens
+		s.settledTokens, s.previousTokens = min(s.settledTokens, same), min(s.previousTokens, same)
 	}
+}
+
+func (c *Core) extendChain(s *session, ev *TurnRequested) (kept int) {
+	if ev.KnownBlocks > maxTokens {
+		return s.chain.Blocks()
+	}
+	return s.chain.Extend(ev.KnownBlocks, ev.NewBlocks)
 }
 
 // repeat answers a turn that is asked for again while it waits or runs; nothing
@@ -153,13 +169,16 @@ func (c *Core) evicted(s *session, hitTokens int64) bool {
 	if c.cfg.ReadmitBelowShare == 0 || w.observability != Fresh || s.home != w || s.homeEpoch != w.cacheEpoch {
 		return false
 	}
-	expected := s.settledTokens / w.blockTokens * w.blockTokens
+	settled := s.settledTokens / w.blockTokens
+	expected := settled * w.blockTokens
 	if expected == 0 {
 		return false
 	}
 	var cached int64
 	switch {
-	case w.indexTrusted() && s.chain.Blocks() > 0:
+	case w.indexTrusted() && s.indexed && s.chain.Tells(int(settled)):
+		// Blocks that the caller did not name cannot be found.
+		expected = min(expected, int64(s.chain.Blocks())*w.blockTokens)
 		cached = hitTokens
 	case s.cachedBlocks >= 0 && s.cachedAt >= s.lastEndedAt:
 		cached = s.cachedBlocks * w.blockTokens
@@ -261,7 +280,8 @@ func (c *Core) turnEnded(ev *TurnEnded) {
 	c.grow(s, prompt+sane(ev.OutputTokens))
 	s.lastEndedAt = c.now
 	s.home, s.homeEpoch = w, s.dispatchEpoch
-	if w.indexTrusted() && s.homeEpoch == w.cacheEpoch {
+	s.indexed = w.indexTrusted() && s.homeEpoch == w.cacheEpoch && s.chain.Blocks() > 0
+	if s.indexed {
 		c.index.Witness(w.slot, &s.chain)
 	}
 	if ev.CachedTokens < 0 {

@@ -29,13 +29,20 @@ func (c *Chain) Reset() {
 // first; if it is more, blocks were missed (after a failover) and the chain
 // begins anew after the gap, which later matches bridge because a cached block
 // implies the blocks before it.
-func (c *Chain) Extend(known int, blocks []Hash) {
+//
+// It returns how many leading blocks of the former chain are still its own, to
+// within the stride: all of them after a continuation or a gap, none when the same
+// content is hashed under a new policy version.
+func (c *Chain) Extend(known int, blocks []Hash) (kept int) {
 	if c.stride == 0 {
 		c.stride = 1
 	}
+	kept = c.blocks
 	switch {
 	case known < c.blocks:
-		c.cut(max(known, 0))
+		known = max(known, 0)
+		kept = c.common(known, blocks)
+		c.cut(known)
 	case known > c.blocks:
 		c.Reset()
 		c.base, c.blocks = known, known
@@ -43,7 +50,7 @@ func (c *Chain) Extend(known int, blocks []Hash) {
 	if c.stride == 1 && len(c.samples)+len(blocks) <= maxSamples {
 		c.samples = append(c.samples, blocks...)
 		c.blocks += len(blocks)
-		return
+		return kept
 	}
 	for _, h := range blocks {
 		c.blocks++
@@ -58,6 +65,21 @@ func (c *Chain) Extend(known int, blocks []Hash) {
 		}
 		c.samples = append(c.samples, h)
 	}
+	return kept
+}
+
+// common is how many leading blocks the chain shares with its first known blocks
+// followed by the given ones. Equal hashes mean equal content before them too.
+func (c *Chain) common(known int, blocks []Hash) int {
+	kept := known
+	for j := max(0, (known-c.base)/c.stride); j < len(c.samples); j++ {
+		at := c.length(j) - known
+		if at > len(blocks) || blocks[at-1] != c.samples[j] {
+			return kept
+		}
+		kept = c.length(j)
+	}
+	return max(kept, min(c.blocks, known+len(blocks)))
 }
 
 // cut shortens the chain to the first n blocks.
@@ -82,6 +104,10 @@ func (c *Chain) thin() {
 
 // samplesWithin is the number of samples within the first n blocks.
 func (c *Chain) samplesWithin(n int) int { return (n - c.base) / c.stride }
+
+// Tells reports whether the chain knows a hash within its first n blocks, and so
+// whether a match can say anything of them. After a gap it does not.
+func (c *Chain) Tells(n int) bool { return n >= c.base+c.stride && len(c.samples) > 0 }
 
 // length is the number of blocks up to and including sample j; j = -1 is none.
 func (c *Chain) length(j int) int {

@@ -31,11 +31,21 @@ func TestChainAgainstPlainList(t *testing.T) {
 			}
 			blocks := hashes(next, rng.IntN(900))
 			next += len(blocks) + 1
+			if known < len(plain) && rng.IntN(2) == 0 {
+				// Part of what follows is told again, as after a restart of the caller.
+				same := plain[known : known+rng.IntN(len(plain)-known+1)]
+				blocks = append(slices.Clone(same), blocks...)
+			}
+			former := plain
 			if known > len(plain) {
 				plain = make([]Hash, known) // all before a gap is forgotten
 			}
 			plain = append(slices.Clone(plain[:known]), blocks...)
-			c.Extend(known, blocks)
+			stride, whole := max(1, c.stride), c.base == 0
+			kept := c.Extend(known, blocks)
+			if want := commonPrefix(former, plain); known <= len(former) && (kept > want || whole && kept < want-stride+1) {
+				t.Fatalf("seed %d: %d blocks kept of %d, want %d to within %d", seed, kept, len(former), want, stride)
+			}
 			if c.Blocks() != len(plain) {
 				t.Fatalf("seed %d: %d blocks, want %d", seed, c.Blocks(), len(plain))
 			}
@@ -52,6 +62,14 @@ func TestChainAgainstPlainList(t *testing.T) {
 			}
 		}
 	}
+}
+
+func commonPrefix(a, b []Hash) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
 }
 
 // TestLongContextKeepsItsEnd is the promise that matters for a long session: a

@@ -14,17 +14,18 @@ type OracleConfig struct {
 	HorizonSeconds float64
 	// Lookahead is how many sessions behind one that does not fit may go before it.
 	Lookahead int
+	// ReadmitBelowShare of its context still cached, a continuation must be admitted again.
+	ReadmitBelowShare float64
+	// PeriodSeconds between admissions, unless a session leaves.
+	PeriodSeconds float64
 }
 
 // DefaultOracle is the best of those compared on the tuning seeds.
 func DefaultOracle() OracleConfig {
-	return OracleConfig{FillShare: 0.95, HorizonSeconds: 600, Lookahead: 8}
+	return OracleConfig{FillShare: 0.95, HorizonSeconds: 600, Lookahead: 8, ReadmitBelowShare: 0.5, PeriodSeconds: 5}
 }
 
-const (
-	oracleGridPoints    = 12
-	oraclePeriodSeconds = 5
-)
+const oracleGridPoints = 12
 
 // Oracle knows the true footprint and the future of every session, and what is
 // cached where. It admits the next session in the trainer's order as soon as the
@@ -35,7 +36,7 @@ const (
 func Oracle(cfg OracleConfig) sim.Spec {
 	return sim.Spec{
 		Name:  "oracle",
-		Wants: sim.Wants{TickSeconds: oraclePeriodSeconds},
+		Wants: sim.Wants{TickSeconds: cfg.PeriodSeconds},
 		New: func(truth sim.Truth) (sim.Policy, error) {
 			l := newLedger()
 			return driven{&l, &oracle{ledger: &l, cfg: cfg, truth: truth}}, nil
@@ -61,7 +62,7 @@ func (p *oracle) ask(s *session) {
 		p.again.push(s)
 	case s.home == nil:
 		p.fresh.push(s)
-	case 2*int64(p.truth.CachedTokens(s.id, s.home.id)) < s.tokens:
+	case float64(p.truth.CachedTokens(s.id, s.home.id)) < p.cfg.ReadmitBelowShare*float64(s.tokens):
 		p.moveHome(s, nil)
 		p.again.push(s)
 	default:
@@ -79,7 +80,7 @@ func (p *oracle) left(s *session) {
 
 // changed admits what fits, at most once in a while unless a session left.
 func (p *oracle) changed() {
-	if p.at != 0 && p.now-p.at < oraclePeriodSeconds*1e9 || len(p.nodes) == 0 {
+	if p.at != 0 && float64(p.now-p.at) < p.cfg.PeriodSeconds*1e9 || len(p.nodes) == 0 {
 		return
 	}
 	p.at = p.now + 1
