@@ -51,8 +51,10 @@ type Health struct {
 // RankHealth is the state of one data-parallel rank.
 type RankHealth struct {
 	Connected bool
-	Trusted   bool
-	Reason    string
+	// ConnectError is why the last connection ended or did not come about.
+	ConnectError string
+	Trusted      bool
+	Reason       string
 	// LastSeq is the number of the last batch applied, if HasSeq.
 	LastSeq uint64
 	HasSeq  bool
@@ -96,8 +98,15 @@ func (t *status) trust(rank int, trusted bool, reason string) {
 	})
 }
 
-func (t *status) connected(rank int, connected bool) {
-	t.change(func() { t.ranks[rank].Connected = connected })
+// connected sets whether a rank is connected, and if not, why.
+func (t *status) connected(rank int, cause error) {
+	t.change(func() {
+		t.ranks[rank].Connected = cause == nil
+		t.ranks[rank].ConnectError = ""
+		if cause != nil {
+			t.ranks[rank].ConnectError = cause.Error()
+		}
+	})
 }
 
 func (t *status) sequence(rank int, seq uint64) {
@@ -129,10 +138,10 @@ func (t *status) overall() (trusted bool, reason string) {
 	for i := range t.ranks {
 		r := &t.ranks[i]
 		switch {
+		case !r.Connected && r.ConnectError != "":
+			return false, "not connected: " + r.ConnectError
 		case !r.Trusted:
 			return false, r.Reason
-		case !r.Connected:
-			return false, "not connected"
 		}
 	}
 	return true, ""
