@@ -199,6 +199,7 @@ func wireMetrics(m *store.ClassMetrics) wire.ClassMetrics {
 		HeldP50Seconds: m.HeldP50Seconds, HeldP95Seconds: m.HeldP95Seconds, HeldP99Seconds: m.HeldP99Seconds, HeldSessions: m.HeldSessions,
 		Turns: m.Turns, PromptTokens: m.PromptTokens, CachedTokens: m.CachedTokens, OutputTokens: m.OutputTokens,
 		PrefixHit: m.PrefixHit, ColdPrefillTokens: m.ColdPrefillTokens, TokenSeconds: m.TokenSeconds, ResidencySeconds: m.ResidencySeconds,
+		TokensGenerated: m.OutputTokens + m.TokensRegenerated, TokensRegenerated: m.TokensRegenerated, Resumes: m.Resumes,
 	}
 }
 

@@ -177,6 +177,7 @@ func wireTurn(turn *store.Turn) wire.Turn {
 		StartedAt: turn.StartedAt.UTC(), CommittedAt: turn.CommittedAt.UTC(),
 		QueueSeconds: turn.QueueSeconds, PrefillSeconds: turn.PrefillSeconds, DecodeSeconds: turn.DecodeSeconds,
 		TotalSeconds: turn.TotalSeconds, ToolSeconds: turn.ToolSeconds, FinishReason: turn.FinishReason, Attempts: turn.Attempts,
+		Resumes: turn.Resumes, TokensRegenerated: turn.TokensRegenerated,
 	}
 	if turn.CachedTokens >= 0 {
 		w.CachedTokens = &turn.CachedTokens
@@ -188,6 +189,7 @@ func wireUsage(usage *store.Usage) wire.Usage {
 	return wire.Usage{
 		Turns: usage.Turns, PromptTokens: usage.PromptTokens, CachedTokens: usage.CachedTokens,
 		OutputTokens: usage.OutputTokens, ContextTokens: usage.ContextTokens, TokenSeconds: usage.TokenSeconds,
+		Resumes: usage.Resumes, TokensRegenerated: usage.TokensRegenerated,
 	}
 }
 

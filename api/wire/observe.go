@@ -87,6 +87,9 @@ type ClassMetrics struct {
 	ColdPrefillTokens int64   `json:"cold_prefill_tokens" doc:"Prompt tokens that were not cached."`
 	TokenSeconds      float64 `json:"token_seconds" doc:"Context length integrated over residency: block-seconds times the tokens per block."`
 	ResidencySeconds  float64 `json:"residency_seconds"`
+	TokensGenerated   int64   `json:"tokens_generated" doc:"Sampled for the turns of these sessions: output_tokens and tokens_regenerated."`
+	TokensRegenerated int64   `json:"tokens_regenerated" doc:"Sampled again because an earlier copy was lost with its worker."`
+	Resumes           int64   `json:"resumes" doc:"Model calls that went on from the partial output of one that was cut."`
 }
 
 // Metrics is a run's account over a window.

@@ -15,6 +15,9 @@ type Usage struct {
 	OutputTokens  int64   `json:"output_tokens"`
 	ContextTokens int64   `json:"context_tokens" doc:"Length of the context at the end."`
 	TokenSeconds  float64 `json:"token_seconds" doc:"Context length integrated over residency."`
+
+	Resumes           int   `json:"resumes" doc:"Model calls that went on from the partial output of one that was cut."`
+	TokensRegenerated int64 `json:"tokens_regenerated" doc:"Sampled again because an earlier copy was lost with its worker; not part of output_tokens."`
 }
 
 // Times says where a session's time went.
@@ -72,9 +75,9 @@ type Turn struct {
 	Turn                  int       `json:"turn" doc:"Counts from 0."`
 	Instance              string    `json:"instance"`
 	Epoch                 int64     `json:"epoch" doc:"Of the pool's owner that admitted it."`
-	PolicyVersion         int64     `json:"policy_version"`
-	PromptTokens          int64     `json:"prompt_tokens"`
-	PredictedCachedTokens int64     `json:"predicted_cached_tokens" doc:"What the router expected to be cached."`
+	PolicyVersion         int64     `json:"policy_version" doc:"The one the turn ended under; a sample's segments say it for each stretch."`
+	PromptTokens          int64     `json:"prompt_tokens" doc:"The context before the turn."`
+	PredictedCachedTokens int64     `json:"predicted_cached_tokens" doc:"What the router expected to be cached. Of several calls this and cached_tokens are the last one's."`
 	CachedTokens          *int64    `json:"cached_tokens,omitzero" doc:"What the engine found cached; absent if it did not tell."`
 	OutputTokens          int64     `json:"output_tokens"`
 	AppendedTokens        int64     `json:"appended_tokens" doc:"Added by the environment before this call."`
@@ -87,6 +90,8 @@ type Turn struct {
 	ToolSeconds           float64   `json:"tool_seconds" doc:"In the environment before this call."`
 	FinishReason          string    `json:"finish_reason"`
 	Attempts              int       `json:"attempts" doc:"Calls made for this turn, failed ones included."`
+	Resumes               int       `json:"resumes" doc:"Of these, calls that went on from partial output."`
+	TokensRegenerated     int64     `json:"tokens_regenerated" doc:"Sampled again because an earlier copy was lost with its worker; not part of output_tokens."`
 }
 
 // TurnPage is a piece of a session's turns.
