@@ -209,7 +209,8 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		Member: sample.Member, GroupSize: sample.GroupSize, Class: sample.Class, Status: sample.Status.String(),
 		FinishReason: sample.FinishReason, Problem: sample.Problem, Reward: sample.Reward, ScoreDetail: sample.ScoreDetail,
 		PolicyVersion: sample.PolicyVersion, MinPolicyVersion: sample.MinPolicyVersion, MaxPolicyVersion: sample.MaxPolicyVersion,
-		Usage: wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
+		Staleness: sample.Staleness,
+		Usage:     wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
 		ReleasedAt: sample.ReleasedAt.UTC(), FirstAdmittedAt: utc(sample.FirstAdmittedAt), EndedAt: sample.EndedAt.UTC(),
 	}
 	tokens := sample.Tokens

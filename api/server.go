@@ -76,6 +76,7 @@ func New(config Config) (*Server, error) {
 	s.registerSamples()
 	s.registerSessions()
 	s.registerPools()
+	s.registerWeights()
 	if s.document, err = render(s.huma.OpenAPI()); err != nil {
 		return nil, err
 	}

@@ -18,6 +18,7 @@ type NewContract struct {
 	Classes        []ClassShare `json:"classes" nullable:"false" doc:"Classes with their shares. A sum within 0.005 of 1 is normalised; any other sum is refused."`
 	MaxConcurrency int          `json:"max_concurrency" minimum:"1" maximum:"100000" doc:"Sessions of the run dispatched at a time."`
 	StalenessBound *int         `json:"staleness_bound,omitzero" minimum:"0" maximum:"10000" doc:"How many policy versions a sample may lag behind the pool's; absent means unbounded."`
+	StalePolicy    string       `json:"stale_policy,omitzero" doc:"What becomes of a session under way that new weights make older than the bound: finish (the default) lets it go on and its sample tell its staleness, end ends it with status stale."`
 	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable member: partial (the default) delivers the members that are usable."`
 }
 
@@ -28,6 +29,7 @@ type Contract struct {
 	Given          []ClassShare `json:"given" nullable:"false" doc:"The shares as the trainer wrote them."`
 	MaxConcurrency int          `json:"max_concurrency" doc:"Sessions of the run dispatched at a time."`
 	StalenessBound *int         `json:"staleness_bound,omitzero" doc:"Absent means unbounded."`
+	StalePolicy    string       `json:"stale_policy" enum:"finish,end"`
 	GroupPolicy    string       `json:"group_policy"`
 	CreatedAt      time.Time    `json:"created_at"`
 }

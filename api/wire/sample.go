@@ -59,6 +59,7 @@ type Sample struct {
 	PolicyVersion    int64           `json:"policy_version" doc:"Of the release."`
 	MinPolicyVersion int64           `json:"min_policy_version" doc:"Lowest of its turns."`
 	MaxPolicyVersion int64           `json:"max_policy_version" doc:"Highest of its turns."`
+	Staleness        int64           `json:"staleness" doc:"How many policy versions the pool was ahead of min_policy_version when the session ended; 0 without turns."`
 	Usage            Usage           `json:"usage"`
 	Times            Times           `json:"times"`
 	Instances        []string        `json:"instances" nullable:"false" doc:"Instances it visited."`

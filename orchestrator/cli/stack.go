@@ -17,6 +17,7 @@ import (
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/service"
+	"holdfast/orchestrator/weights"
 	"holdfast/store"
 )
 
@@ -66,7 +67,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 		NewClient:       engine.NewClient,
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
-		EngineAttempts: cfg.Limits.EngineAttempts, Registerer: registry, Logger: s.log,
+		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights), Registerer: registry, Logger: s.log,
 	})
 	if err != nil {
 		return err

@@ -30,6 +30,7 @@ type Config struct {
 	Database Database `koanf:"database"`
 	Temporal Temporal `koanf:"temporal"`
 	Router   Router   `koanf:"router"`
+	Weights  Weights  `koanf:"weights"`
 	Limits   Limits   `koanf:"limits"`
 	Dev      Dev      `koanf:"dev"`
 	Log      Log      `koanf:"log"`
@@ -61,6 +62,23 @@ type Router struct {
 	TickInterval time.Duration `koanf:"tick_interval"`
 	// LeaseTTL is how long a dead owner keeps the pool.
 	LeaseTTL time.Duration `koanf:"lease_ttl"`
+}
+
+// Weights holds the time-outs and periods of weight updates. How long an engine may
+// take to pause is in the request.
+type Weights struct {
+	// CommitTimeout bounds resetting an engine's cache and naming its weights, with
+	// all tries of a refusal; ResumeTimeout bounds resuming it.
+	CommitTimeout time.Duration `koanf:"commit_timeout"`
+	ResumeTimeout time.Duration `koanf:"resume_timeout"`
+	// GoneAfter is how long an engine may be silent before an update goes on without it.
+	GoneAfter time.Duration `koanf:"gone_after"`
+	// SettleTimeout is how long at most a resumed engine's queue counts as the pause's.
+	SettleTimeout time.Duration `koanf:"settle_timeout"`
+	// LookInterval is how often engines are asked for their weight version.
+	LookInterval time.Duration `koanf:"look_interval"`
+	// RetryInterval is the wait between two tries of a call.
+	RetryInterval time.Duration `koanf:"retry_interval"`
 }
 
 // Limits bounds what one process takes on.
@@ -106,6 +124,10 @@ func Default() Config {
 			TickInterval:    time.Second,
 			LeaseTTL:        10 * time.Second,
 		},
+		Weights: Weights{
+			CommitTimeout: time.Minute, ResumeTimeout: time.Minute, GoneAfter: 15 * time.Second, SettleTimeout: time.Minute,
+			LookInterval: 5 * time.Second, RetryInterval: 500 * time.Millisecond,
+		},
 		Limits: Limits{TurnsInFlight: 2_000, ContextCacheMiB: 512, EngineAttempts: 6},
 		Dev: Dev{
 			DataDir: ".holdfast/dev", Engines: 2, EngineCapacityTokens: 400_000, TimeScale: 1,
@@ -149,7 +171,30 @@ func (c *Config) Validate() error {
 	case c.Log.Format != "text" && c.Log.Format != "json":
 		return &FieldError{"log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)}
 	}
+	if err := c.Weights.validate(); err != nil {
+		return err
+	}
 	return c.validateListen()
+}
+
+func (w *Weights) validate() error {
+	for _, limit := range []struct {
+		name        string
+		value       time.Duration
+		least, most time.Duration
+	}{
+		{"commit_timeout", w.CommitTimeout, 100 * time.Millisecond, time.Hour},
+		{"resume_timeout", w.ResumeTimeout, 100 * time.Millisecond, time.Hour},
+		{"gone_after", w.GoneAfter, 100 * time.Millisecond, time.Hour},
+		{"settle_timeout", w.SettleTimeout, 100 * time.Millisecond, time.Hour},
+		{"look_interval", w.LookInterval, 100 * time.Millisecond, 10 * time.Minute},
+		{"retry_interval", w.RetryInterval, 10 * time.Millisecond, time.Minute},
+	} {
+		if limit.value < limit.least || limit.value > limit.most {
+			return &FieldError{"weights." + limit.name, fmt.Sprintf("%s is not between %s and %s", limit.value, limit.least, limit.most)}
+		}
+	}
+	return nil
 }
 
 func (c *Config) validateListen() error {

@@ -14,8 +14,7 @@ func (f *Fleet) Controller(id router.InstanceID) (controller engine.Controller, 
 	if m == nil {
 		return nil, false
 	}
-	controller, ok = m.client.(engine.Controller)
-	return controller, ok
+	return engine.ControllerOf(m.client)
 }
 
 // CacheCleared forgets what an instance had told of its cache, after a reset or new

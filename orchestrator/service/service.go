@@ -25,6 +25,7 @@ import (
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/fleet"
 	"holdfast/orchestrator/pool"
+	"holdfast/orchestrator/weights"
 	"holdfast/router"
 	"holdfast/store"
 	"holdfast/workflows"
@@ -50,6 +51,8 @@ type Config struct {
 	TurnsInFlight     int
 	ContextCacheBytes int64
 	EngineAttempts    int
+	// Weights are the time-outs and periods of weight updates.
+	Weights weights.Limits
 
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
@@ -142,22 +145,33 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	if err != nil {
 		return err
 	}
+	instances, err := s.cfg.Store.Instances(ctx, s.cfg.Pool)
+	if err != nil {
+		return fmt.Errorf("restoring instances: %w", err)
+	}
+	// The fleet tells the router through the coordinator, which calls the fleet's
+	// engines: neither does anything before it runs.
+	var updates *weights.Coordinator
 	engines, err := fleet.New(fleet.Config{
 		Pool: s.cfg.Pool, Registry: s.cfg.Store,
-		Changed: func() <-chan struct{} { return s.cfg.Listener.WaitFor(store.InstancesTopic(s.cfg.Pool)) },
-		Tell:    loop.Tell, NewClient: s.cfg.NewClient, ObserveInterval: s.cfg.ObserveInterval, Logger: log,
+		Changed:   func() <-chan struct{} { return s.cfg.Listener.WaitFor(store.InstancesTopic(s.cfg.Pool)) },
+		Tell:      func(ctx context.Context, event router.Event) error { return updates.Tell(ctx, event) },
+		NewClient: s.cfg.NewClient, ObserveInterval: s.cfg.ObserveInterval, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
+	if updates, err = s.newCoordinator(epoch, loop, engines, instances); err != nil {
+		return err
+	}
 	acts, err := activities.New(activities.Config{
-		Store: s.cfg.Store, Router: loop, Engines: engines, Epoch: epoch,
+		Store: s.cfg.Store, Router: loop, Engines: guarded{engines, updates}, Epoch: epoch,
 		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Counters: s.tokens, Logger: log,
 	})
 	if err != nil {
 		return err
 	}
-	restored, err := s.restore(ctx)
+	restored, err := s.restore(ctx, instances)
 	if err != nil {
 		return err
 	}
@@ -166,6 +180,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	term, ctx := errgroup.WithContext(ctx)
 	term.Go(func() error { return loop.Run(ctx, restored) })
 	term.Go(func() error { return engines.Run(ctx) })
+	term.Go(func() error { return updates.Run(ctx) })
 	term.Go(func() error { return s.renew(ctx, epoch) })
 	term.Go(func() error {
 		d := dispatcher{store: s.cfg.Store, pool: s.cfg.Pool, listener: s.cfg.Listener, messages: messages, log: log}
@@ -189,11 +204,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 
 // restore reads what rebuilds the core, and puts every message that a dead owner
 // may have owed back into the outbox.
-func (s *Service) restore(ctx context.Context) ([]router.Event, error) {
-	instances, err := s.cfg.Store.Instances(ctx, s.cfg.Pool)
-	if err != nil {
-		return nil, fmt.Errorf("restoring instances: %w", err)
-	}
+func (s *Service) restore(ctx context.Context, instances []store.Instance) ([]router.Event, error) {
 	sessions, err := s.cfg.Store.LiveSessions(ctx, s.cfg.Pool)
 	if err != nil {
 		return nil, fmt.Errorf("restoring sessions: %w", err)
