@@ -55,8 +55,7 @@ type Prober interface {
 	Discover(ctx context.Context, kind, url string) (EngineInfo, error)
 }
 
-// EngineInfo is what an engine tells about itself. MaxRunning and
-// PrefillTokensPerSecond are 0 if unknown.
+// EngineInfo is what an engine tells about itself. A figure that it does not tell is 0.
 type EngineInfo struct {
 	// CapacityBlocks is the KV cache in blocks of BlockTokens tokens.
 	CapacityBlocks         int64

@@ -90,12 +90,16 @@ func (w testWriter) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// engines answers for http://engine.* and for no other address.
+// engines answers for http://engine.* and for no other address; http://engine-silent
+// tells nothing of itself.
 type engines struct{}
 
 func (engines) Discover(_ context.Context, _, url string) (api.EngineInfo, error) {
 	if !strings.HasPrefix(url, "http://engine") {
 		return api.EngineInfo{}, errors.New("connection refused")
+	}
+	if strings.HasPrefix(url, "http://engine-silent") {
+		return api.EngineInfo{}, nil
 	}
 	return api.EngineInfo{CapacityBlocks: 1000, BlockTokens: 16, MaxContextTokens: 8192, PolicyVersion: 0}, nil
 }

@@ -69,7 +69,7 @@ func (s *Server) registerPools() {
 	register(s, operation{
 		id: "register-instance", method: http.MethodPost, path: "/pools/{pool}/instances", tag: tag,
 		summary:     "Register an engine, or announce a known one anew",
-		description: "The engine is asked for its capacity first; one that does not answer is refused with 422 and nothing is stored.",
+		description: "The engine is asked for its capacity first; one that does not answer is refused with 422 and nothing is stored. What it does not tell must be given.",
 		terms:       terms{roles: caretakers}, problems: withBody,
 	}, s.registerInstance)
 	register(s, operation{
@@ -146,6 +146,9 @@ func (s *Server) registerInstance(ctx context.Context, in *registerInstanceInput
 	if err != nil {
 		return nil, noAnswer(in.Body.URL, err)
 	}
+	if err := completeInfo(&info, &in.Body); err != nil {
+		return nil, err
+	}
 	instance, err := s.store.RegisterInstance(ctx, store.Instance{
 		Pool: in.Pool, ID: in.Body.ID, URL: strings.TrimRight(in.Body.URL, "/"), Kind: in.Body.Kind,
 		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
@@ -156,6 +159,29 @@ func (s *Server) registerInstance(ctx context.Context, in *registerInstanceInput
 		return nil, relocated(err, "pool", "path.pool")
 	}
 	return &instanceOutput{Body: wireInstance(&instance)}, nil
+}
+
+// completeInfo fills in what the engine does not tell of itself from what was given
+// with its registration; the router can do without none of it.
+func completeInfo(info *EngineInfo, given *wire.NewInstance) error {
+	if info.CapacityBlocks <= 0 {
+		info.CapacityBlocks = given.CapacityBlocks
+	}
+	if info.BlockTokens <= 0 {
+		info.BlockTokens = given.BlockTokens
+	}
+	if info.MaxContextTokens <= 0 {
+		info.MaxContextTokens = given.MaxContextTokens
+	}
+	switch {
+	case info.CapacityBlocks <= 0:
+		return invalid("body.capacity_blocks", "is required, since the engine does not tell the size of its KV cache")
+	case info.BlockTokens <= 0:
+		return invalid("body.block_tokens", "is required, since the engine does not tell the size of its blocks")
+	case info.MaxContextTokens <= 0:
+		return invalid("body.max_context_tokens", "is required, since the engine does not tell its context limit")
+	}
+	return nil
 }
 
 // checkEngineURL refuses what could not be called, before it is called.

@@ -8,13 +8,17 @@ import (
 
 // NewInstance registers an engine, or announces a known one anew.
 type NewInstance struct {
-	ID         string    `json:"id" doc:"Name of the instance in its pool." minLength:"1" maxLength:"128"`
-	URL        string    `json:"url" doc:"Base URL of the engine, http or https; it is asked for its capacity before anything is stored." maxLength:"2048"`
-	Kind       string    `json:"kind,omitzero" enum:"vllm,sglang,openai,simulated" default:"vllm" doc:"What the engine speaks."`
-	TTLSeconds float64   `json:"ttl_seconds,omitzero" minimum:"0" maximum:"86400" doc:"After so long without registration or heartbeat the instance counts as gone; 0 or absent means never."`
-	KVEvents   *KVEvents `json:"kv_events,omitzero" doc:"Where the engine publishes what its KV cache holds; absent if it does not."`
-	Ranks      int       `json:"ranks,omitzero" minimum:"0" maximum:"1024" doc:"Data-parallel ranks behind the URL; 0 or absent means 1."`
-	Control    string    `json:"control,omitzero" enum:"manage,observe" default:"manage" doc:"Who changes its weights: Holdfast pauses, resets and resumes it, or only looks on while the trainer does."`
+	ID         string  `json:"id" doc:"Name of the instance in its pool." minLength:"1" maxLength:"128"`
+	URL        string  `json:"url" doc:"Base URL of the engine, http or https; it is asked for its capacity before anything is stored." maxLength:"2048"`
+	Kind       string  `json:"kind,omitzero" enum:"vllm,sglang,openai,simulated" default:"vllm" doc:"What the engine speaks."`
+	TTLSeconds float64 `json:"ttl_seconds,omitzero" minimum:"0" maximum:"86400" doc:"After so long without registration or heartbeat the instance counts as gone; 0 or absent means never."`
+	// What an engine does not say of itself, such as an OpenAI-compatible server.
+	CapacityBlocks   int64     `json:"capacity_blocks,omitzero" minimum:"0" maximum:"1099511627776" doc:"KV cache in blocks, for an engine that does not tell; what the engine tells counts first."`
+	BlockTokens      int       `json:"block_tokens,omitzero" minimum:"0" maximum:"65536" doc:"Tokens in a block, for an engine that does not tell."`
+	MaxContextTokens int64     `json:"max_context_tokens,omitzero" minimum:"0" maximum:"1073741824" doc:"Context limit, for an engine that does not tell."`
+	KVEvents         *KVEvents `json:"kv_events,omitzero" doc:"Where the engine publishes what its KV cache holds; absent if it does not."`
+	Ranks            int       `json:"ranks,omitzero" minimum:"0" maximum:"1024" doc:"Data-parallel ranks behind the URL; 0 or absent means 1."`
+	Control          string    `json:"control,omitzero" enum:"manage,observe" default:"manage" doc:"Who changes its weights: Holdfast pauses, resets and resumes it, or only looks on while the trainer does."`
 }
 
 // KVEvents is where an engine publishes what its KV cache holds.

@@ -30,9 +30,6 @@ func (prober) Discover(ctx context.Context, kind, url string) (api.EngineInfo, e
 	if err != nil {
 		return api.EngineInfo{}, err
 	}
-	if info.CapacityBlocks <= 0 || info.BlockTokens <= 0 || info.MaxContextTokens <= 0 {
-		return api.EngineInfo{}, fmt.Errorf("the engine does not tell its KV cache size, block size or context limit (%d blocks of %d tokens, %d tokens of context)", info.CapacityBlocks, info.BlockTokens, info.MaxContextTokens)
-	}
 	return api.EngineInfo{
 		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
 		MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
