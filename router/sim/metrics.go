@@ -24,6 +24,9 @@ type metrics struct {
 	classes []classCount
 	groups  []float64
 	turns   int64
+	// ownTokens is what continuations had in the cache of their own, ownCachedTokens
+	// the part found again.
+	ownTokens, ownCachedTokens int64
 
 	oldestHold int64
 	caps       []capTrack
@@ -125,8 +128,15 @@ func (m *metrics) held(s *session, nanos int64) {
 }
 
 func (m *metrics) finishedTurn(w *world, s *session, ev instance.Event) {
-	if m.measuring {
-		m.turns++
+	if !m.measuring {
+		return
+	}
+	m.turns++
+	if s.turn > 0 {
+		shared := s.chain.SharedTokens
+		own := s.contextTokens - ev.OutputTokens - s.plan.Turns[s.turn-1].AppendTokens - shared
+		m.ownTokens += int64(max(0, own))
+		m.ownCachedTokens += int64(min(max(0, ev.CachedTokens-shared), max(0, own)))
 	}
 }
 

@@ -23,6 +23,12 @@ type Result struct {
 	BalancedPerMinute float64
 	// TVPoints is 1/2 sum |completed share - released share| in percentage points.
 	TVPoints float64
+	// TVFromStartPoints is the same over the whole run: it contains what is
+	// unfinished at the end, which is not of the mixture released.
+	TVFromStartPoints float64
+	// OwnHit is the cached part of what continuations left in the cache themselves,
+	// without prompts that they share with others.
+	OwnHit float64
 	// PrefixHit is cached over all prompt tokens. The rates are per second, with
 	// hit tokens counted as prefilled; RequestsPerMinute counts turns.
 	PrefixHit              float64
@@ -136,6 +142,9 @@ func (m *metrics) engineFigures(w *world, r *Result) {
 	if prompt > 0 {
 		r.PrefixHit = float64(cached) / float64(prompt)
 	}
+	if m.ownTokens > 0 {
+		r.OwnHit = float64(m.ownCachedTokens) / float64(m.ownTokens)
+	}
 	r.PrefillTokensPerSecond = float64(prompt) / r.MeasuredSeconds
 	r.DecodeTokensPerSecond = float64(generated) / r.MeasuredSeconds
 	r.RequestsPerMinute = 60 * float64(m.turns) / r.MeasuredSeconds
@@ -151,10 +160,12 @@ func (m *metrics) classFigures(w *world, r *Result) {
 			backlog[s.class]++
 		}
 	}
-	var completed, released int
+	var completed, released, total, releasedTotal int
 	for b := range m.classes {
 		completed += m.classes[b].completed
 		released += m.classes[b].released
+		total += m.classes[b].total
+		releasedTotal += m.classes[b].releasedTotal
 	}
 	r.BalancedPerMinute = math.Inf(1)
 	for b := range m.classes {
@@ -176,6 +187,7 @@ func (m *metrics) classFigures(w *world, r *Result) {
 		r.BlockSeconds += c.tokenSeconds / blockTokens / float64(max(1, completed))
 		r.BalancedPerMinute = min(r.BalancedPerMinute, float64(c.completed)/w.classes[b].Share/minutes)
 		r.TVPoints += 50 * math.Abs(float64(c.completed)/float64(max(1, completed))-float64(c.released)/float64(max(1, released)))
+		r.TVFromStartPoints += 50 * math.Abs(float64(c.total)/float64(max(1, total))-float64(c.releasedTotal)/float64(max(1, releasedTotal)))
 	}
 	r.SamplesPerMinute = float64(completed) / minutes
 }

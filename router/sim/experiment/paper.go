@@ -31,11 +31,14 @@ type Row struct {
 	OfOraclePercent        float64 `json:"of_oracle_pct"`
 	OfBoundPercent         float64 `json:"of_bound_pct"`
 
+	// OwnHit leaves prompts out that sessions share; see sim.Result.
 	PrefixHit              float64            `json:"prefix_hit"`
+	OwnHit                 float64            `json:"own_prefix_hit"`
 	PrefillTokensPerSecond float64            `json:"prefill_tps"`
 	DecodeTokensPerSecond  float64            `json:"decode_tps"`
 	RequestsPerMinute      float64            `json:"rpm"`
 	TVPoints               float64            `json:"tv_pp"`
+	TVFromStartPoints      float64            `json:"tv_from_start_pp"`
 	P50Seconds             map[string]float64 `json:"p50_s"`
 	P95Seconds             map[string]float64 `json:"p95_s"`
 	P99Seconds             map[string]float64 `json:"p99_s"`
@@ -75,6 +78,7 @@ type PaperResult struct {
 	Rows   []Row        `json:"rows"`
 	Sweeps []SweepPoint `json:"sweeps"`
 	Bounds []Bounds     `json:"bounds"`
+	Bars   []Bar        `json:"bars"`
 	Seeds  []uint64     `json:"judging_seeds"`
 }
 
@@ -96,6 +100,7 @@ func Paper(ctx context.Context, o Options, regimes []Regime) (*PaperResult, erro
 			}
 		}
 	}
+	result.Bars = result.judge()
 	return result, nil
 }
 

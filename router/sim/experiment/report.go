@@ -27,14 +27,20 @@ const (
 	paperEndToEndPercent  = 35.6
 )
 
-// WriteText prints one table per configuration and regime.
+// WriteText prints one table per configuration and regime, and the bars.
 func (r *PaperResult) WriteText(w io.Writer) error {
 	for _, b := range r.Bounds {
 		if err := r.writeTable(w, b); err != nil {
 			return err
 		}
 	}
-	return nil
+	fmt.Fprintln(w)
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "config\tregime\tbar\tmeasured\tasked\tmet\tnote")
+	for _, b := range r.Bars {
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%t\t%s\n", b.Config, b.Regime, b.Name, figure(b.Measured), b.Want, b.Met, b.Note)
+	}
+	return t.Flush()
 }
 
 func (r *PaperResult) writeTable(w io.Writer, b Bounds) error {
@@ -46,7 +52,7 @@ func (r *PaperResult) writeTable(w io.Writer, b Bounds) error {
 	}
 	fmt.Fprintf(w, "\n%s, %s: %d seeds, bound %.2f balanced samples/min\n", b.Config, b.Regime, seeds, b.SamplesPerMinute)
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', tabwriter.AlignRight)
-	head := "policy\tceiling\tbal/min\tsd\tsamples/min\tvs request\tvs session\t±95%\tof oracle\tof bound\thit\tTV pp\tp95 agent\trlvr\trlhf\tp99 agent\trlvr\trlhf\tgroup p99\toldest hold\tpreempt\treversals/h\tpaper\t"
+	head := "policy\tceiling\tbal/min\tsd\tsamples/min\tvs request\tvs session\t±95%\tof oracle\tof bound\thit\town hit\tTV pp\tp95 agent\trlvr\trlhf\tp99 agent\trlvr\trlhf\tgroup p99\toldest hold\tpreempt\treversals/h\tpaper\t"
 	if b.Regime == EndToEnd {
 		head += "iteration s\tconsumed TV\t"
 	}
@@ -56,9 +62,9 @@ func (r *PaperResult) writeTable(w io.Writer, b Bounds) error {
 		if row.Config != b.Config || row.Regime != b.Regime {
 			continue
 		}
-		fmt.Fprintf(t, "%s\t%s\t%.2f\t%.2f\t%.2f\t%+.1f %%\t%+.1f %%\t%.1f\t%.1f %%\t%.1f %%\t%.3f\t%.2f\t",
+		fmt.Fprintf(t, "%s\t%s\t%.2f\t%.2f\t%.2f\t%+.1f %%\t%+.1f %%\t%.1f\t%.1f %%\t%.1f %%\t%.3f\t%.3f\t%.2f\t",
 			row.Policy, row.Ceiling, row.BalancedPerMinute, row.SD, row.SamplesPerMinute, row.GainVsRequestPercent,
-			row.GainVsSessionPercent, row.GainVsSessionHalfWidth, row.OfOraclePercent, row.OfBoundPercent, row.PrefixHit, row.TVPoints)
+			row.GainVsSessionPercent, row.GainVsSessionHalfWidth, row.OfOraclePercent, row.OfBoundPercent, row.PrefixHit, row.OwnHit, row.TVPoints)
 		for _, of := range []map[string]float64{row.P95Seconds, row.P99Seconds} {
 			fmt.Fprintf(t, "%.0f\t%.0f\t%.0f\t", of["agent"], of["rlvr"], of["rlhf"])
 		}

@@ -107,7 +107,6 @@ func (s Setup) Config(regime Regime, seed uint64) (sim.Config, error) {
 		WarmUpSeconds: 5400, MeasureSeconds: measureSeconds, RouterBlockTokens: 256,
 	}
 	if regime == EndToEnd {
-		cfg.WarmUpSeconds = 0
 		cfg.Trainer.Batches = &sim.Batches{Iterations: 50, Samples: 256, Staleness: 2, TrainSeconds: 240, SyncSeconds: 20}
 	}
 	return cfg, nil

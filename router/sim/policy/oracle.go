@@ -22,7 +22,7 @@ type OracleConfig struct {
 
 // DefaultOracle is the best of those compared on the tuning seeds.
 func DefaultOracle() OracleConfig {
-	return OracleConfig{FillShare: 0.95, HorizonSeconds: 600, Lookahead: 8, ReadmitBelowShare: 0.5, PeriodSeconds: 5}
+	return OracleConfig{FillShare: 0.96, HorizonSeconds: 750, Lookahead: 8, ReadmitBelowShare: 0.5, PeriodSeconds: 5}
 }
 
 const oracleGridPoints = 12
