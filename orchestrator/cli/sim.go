@@ -70,8 +70,10 @@ seconds, lengths are tokens, rates are per simulated minute or second as named.`
 
 func newSimPaper() *cobra.Command {
 	var f simFlags
-	var full bool
+	var full, markdown bool
 	var regimes []string
+	var from string
+	var iterations int
 	all := []string{string(experiment.Stationary), string(experiment.Drifting), string(experiment.EndToEnd), string(experiment.Ungrouped)}
 	cmd := &cobra.Command{
 		Use:   "paper",
@@ -85,9 +87,16 @@ on the judged seeds.`,
 	f.register(cmd)
 	cmd.Flags().BoolVar(&full, "full", false, "ten paired seeds instead of three")
 	cmd.Flags().StringSliceVar(&regimes, "regimes", all, "regimes to run")
+	cmd.Flags().IntVar(&iterations, "iterations", 0, "training iterations of the end-to-end regime; 0 is 50")
+	cmd.Flags().BoolVar(&markdown, "markdown", false, "print the tables of docs/simulation-results.md")
+	cmd.Flags().StringVar(&from, "from", "", "print an earlier result, a file that --json wrote, instead of running")
+	cmd.MarkFlagsMutuallyExclusive("json", "markdown")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		if full {
 			f.seeds = len(experiment.JudgingSeeds)
+		}
+		if iterations < 0 {
+			return badInput(fmt.Errorf("--iterations %d: cannot be negative", iterations))
 		}
 		var chosen []experiment.Regime
 		for _, r := range regimes {
@@ -97,11 +106,37 @@ on the judged seeds.`,
 			chosen = append(chosen, experiment.Regime(r))
 		}
 		return f.run(cmd, func(ctx context.Context, o experiment.Options) (textResult, error) {
-			return experiment.Paper(ctx, o, chosen)
+			o.Iterations = iterations
+			result, err := paperResult(ctx, o, chosen, from)
+			if err != nil || !markdown {
+				return result, err
+			}
+			return markdownResult{result}, nil
 		})
 	}
 	return cmd
 }
+
+// paperResult runs the comparison, or reads an earlier one.
+func paperResult(ctx context.Context, o experiment.Options, regimes []experiment.Regime, from string) (*experiment.PaperResult, error) {
+	if from == "" {
+		return experiment.Paper(ctx, o, regimes)
+	}
+	text, err := os.ReadFile(from)
+	if err != nil {
+		return nil, badInput(fmt.Errorf("reading an earlier comparison: %w", err))
+	}
+	var result experiment.PaperResult
+	if err := json.Unmarshal(text, &result); err != nil {
+		return nil, badInput(fmt.Errorf("reading an earlier comparison from %s: %w", from, err))
+	}
+	return &result, nil
+}
+
+// markdownResult prints a comparison as the documentation shows it.
+type markdownResult struct{ *experiment.PaperResult }
+
+func (r markdownResult) WriteText(w io.Writer) error { return r.WriteMarkdown(w) }
 
 func newSimExperiment(name, short string, run func(context.Context, experiment.Options) (textResult, error)) *cobra.Command {
 	var f simFlags

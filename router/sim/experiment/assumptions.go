@@ -29,6 +29,38 @@ type AssumptionRow struct {
 // engine that were fitted and not measured.
 type AssumptionResult struct {
 	Rows []AssumptionRow `json:"rows"`
+	// Swaps are the pairs of policies that stand in another order than with the
+	// cache as it was fitted; none means that the order is the same.
+	Swaps []Swap `json:"swaps"`
+}
+
+// Swap is a pair of policies, the better one under the fitted cache first, of
+// which the other is better under the assumption.
+type Swap struct {
+	Config     string `json:"config"`
+	Assumption string `json:"assumption"`
+	Better     string `json:"better"`
+	Other      string `json:"other"`
+	// FittedPercent is by how much it is better there, AssumedPercent by how much it
+	// is worse here.
+	FittedPercent  float64 `json:"fitted_pct"`
+	AssumedPercent float64 `json:"assumed_pct"`
+}
+
+// swaps compares the order of policies under each assumption with that of the
+// first, which is the cache as fitted.
+func swaps(fitted, assumed []AssumptionRow) []Swap {
+	var list []Swap
+	for i := range fitted {
+		for j := range fitted {
+			before := fitted[i].BalancedPerMin / fitted[j].BalancedPerMin
+			after := assumed[i].BalancedPerMin / assumed[j].BalancedPerMin
+			if before > 1 && after < 1 {
+				list = append(list, Swap{assumed[i].Config, assumed[i].Assumption, fitted[i].Policy, fitted[j].Policy, 100 * (before - 1), 100 * (1 - after)})
+			}
+		}
+	}
+	return list
 }
 
 // assumption changes one figure of the engine; the session ceilings follow by
@@ -55,12 +87,17 @@ func Assumptions(ctx context.Context, o Options) (*AssumptionResult, error) {
 	flat := assumption{"flat prefill cost", 1, func(p *instance.Params) { p.PrefillDoublingTokens = 0 }}
 	result := &AssumptionResult{}
 	for _, s := range setups {
+		var fitted []AssumptionRow
 		for _, a := range []assumption{cacheOf(1), cacheOf(0.8), cacheOf(1.2), flat} {
 			rows, err := o.under(ctx, s, a)
 			if err != nil {
 				return nil, err
 			}
+			if fitted == nil {
+				fitted = rows
+			}
 			result.Rows = append(result.Rows, rows...)
+			result.Swaps = append(result.Swaps, swaps(fitted, rows)...)
 		}
 	}
 	return result, nil
@@ -134,5 +171,18 @@ func (r *AssumptionResult) WriteText(w io.Writer) error {
 	for _, row := range r.Rows {
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%.2f\t%+.1f %%\t%.3f\t%d\t\n", row.Config, row.Assumption, row.Policy, row.Ceiling, row.BalancedPerMin, row.VsSessionPct, row.PrefixHit, row.Rank)
 	}
-	return t.Flush()
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	if len(r.Swaps) == 0 {
+		_, err := fmt.Fprintln(w, "The order of policies is the same throughout.")
+		return err
+	}
+	for _, s := range r.Swaps {
+		if _, err := fmt.Fprintf(w, "%s, %s: %s is %.1f %% below %s; with the fitted cache it is %.1f %% above\n",
+			s.Config, s.Assumption, s.Better, s.AssumedPercent, s.Other, s.FittedPercent); err != nil {
+			return err
+		}
+	}
+	return nil
 }

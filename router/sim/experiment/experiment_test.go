@@ -47,6 +47,7 @@ func TestPaperInSmall(t *testing.T) {
 		t.Errorf("misa-t has a hit rate of %.3f", row.PrefixHit)
 	}
 	optimumInside(t, result.Sweeps)
+	checkBars(t, result)
 	checkJSON(t, result)
 	var text bytes.Buffer
 	if err := result.WriteText(&text); err != nil || !strings.Contains(text.String(), "holdfast") {
@@ -65,6 +66,88 @@ func optimumInside(t *testing.T, points []SweepPoint) {
 	}
 	if best == 0 || best == len(points)-1 {
 		t.Errorf("the best session ceiling, %s, lies at the end of its sweep", points[best].Ceiling)
+	}
+}
+
+// checkBars demands the bars that do not need more seeds, and a page that tells them.
+func checkBars(t *testing.T, result *PaperResult) {
+	t.Helper()
+	told := map[string]Bar{}
+	for _, b := range result.Bars {
+		told[b.Name] = b
+	}
+	for _, name := range []string{"overload: prefix hit on sessions' own contexts", "misa-t: prefix hit", "holdfast of the oracle, %",
+		"holdfast: TV, points", "best other policy of the oracle, %"} {
+		if b, ok := told[name]; !ok || !b.Met {
+			t.Errorf("bar %q: %+v", name, b)
+		}
+	}
+	if b := told["overload: prefix hit"]; b.Met {
+		t.Error("with groups of 8 an overloaded cache still holds their prompts: that bar cannot be met")
+	}
+	var page bytes.Buffer
+	if err := result.WriteMarkdown(&page); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"| holdfast |", "| overload: prefix hit |", "**no**", "| session-ceiling (48) |"} {
+		if !strings.Contains(page.String(), want) {
+			t.Errorf("the page lacks %q", want)
+		}
+	}
+	for _, line := range strings.Split(page.String(), "\n") {
+		if strings.HasPrefix(line, "|") && strings.Count(line, "|") != 8 && strings.Count(line, "|") != 21 {
+			t.Errorf("a row of %d columns: %s", strings.Count(line, "|")-1, line)
+		}
+	}
+}
+
+func TestBarsAreJudged(t *testing.T) {
+	latency := map[string]float64{"agent": 100, "rlvr": 100, "rlhf": 100}
+	slow := map[string]float64{"agent": 100, "rlvr": 112, "rlhf": 90}
+	r := &PaperResult{
+		Bounds: []Bounds{{"qwen", Drifting, 14}},
+		Rows: []Row{
+			{Config: "qwen", Regime: Drifting, Policy: "session-ceiling", BalancedPerMinute: 10, P95Seconds: latency, P99Seconds: latency},
+			{Config: "qwen", Regime: Drifting, Policy: "partitioned", BalancedPerMinute: 11.5},
+			{Config: "qwen", Regime: Drifting, Policy: "holdfast", BalancedPerMinute: 11, GainVsSessionPercent: 10, OfOraclePercent: 100.5, TVPoints: 1.2, P95Seconds: slow, P99Seconds: slow},
+			{Config: "qwen", Regime: Drifting, Policy: "oracle", BalancedPerMinute: 10.9},
+			{Config: "step", Regime: Drifting, Policy: "holdfast", BalancedPerMinute: 99},
+		},
+	}
+	want := map[string]bool{
+		"holdfast over the session ceiling, %":                            true,
+		"holdfast: worst p95 of a class against the session ceiling's, %": false,
+		"holdfast: worst p99 of a class against the session ceiling's, %": false,
+		"holdfast over partitioned, %":                                    false,
+		"holdfast of the oracle, %":                                       true,
+		"holdfast: TV, points":                                            false,
+		"best other policy of the oracle, %":                              false,
+	}
+	bars := r.judge()
+	if len(bars) != len(want) {
+		t.Fatalf("%d bars, want %d: %+v", len(bars), len(want), bars)
+	}
+	for _, b := range bars {
+		if met, ok := want[b.Name]; !ok || met != b.Met {
+			t.Errorf("%+v", b)
+		}
+	}
+}
+
+func TestSwapsAreChangesOfOrder(t *testing.T) {
+	rows := func(rates ...float64) []AssumptionRow {
+		list := make([]AssumptionRow, len(rates))
+		for i, rate := range rates {
+			list[i] = AssumptionRow{Policy: string(rune('a' + i)), BalancedPerMin: rate}
+		}
+		return list
+	}
+	if got := swaps(rows(3, 2, 1), rows(30, 20, 10)); len(got) != 0 {
+		t.Errorf("the same order: %+v", got)
+	}
+	got := swaps(rows(3, 2, 1), rows(3, 1, 2))
+	if len(got) != 1 || got[0].Better != "b" || got[0].Other != "c" || got[0].FittedPercent != 100 || got[0].AssumedPercent != 50 {
+		t.Errorf("%+v", got)
 	}
 }
 

@@ -64,9 +64,9 @@ func gainsFigure(ctx context.Context, o Options) (Figure, error) {
 func iterationsFigure(ctx context.Context, o Options) (Figure, error) {
 	s, seed := Step(), o.seeds()[0]
 	runs := o.batch("figure: iterations")
-	names := []string{"session ceiling", "misa-t", "holdfast"}
+	names := []string{"session ceiling", "request ceiling", "misa-t", "holdfast"}
 	var places []**sim.Result
-	for _, spec := range []sim.Spec{policy.SessionCeiling(s.BestSessions), policy.MISAT(), policy.Holdfast()} {
+	for _, spec := range []sim.Spec{policy.SessionCeiling(s.BestSessions), policy.RequestCeiling(s.BestRequests), policy.MISAT(), policy.Holdfast()} {
 		places = append(places, runs.add(spec, o.config(s, EndToEnd, seed, nil)))
 	}
 	if err := runs.run(ctx); err != nil {
@@ -74,7 +74,7 @@ func iterationsFigure(ctx context.Context, o Options) (Figure, error) {
 	}
 	base := meanIteration(*places[0])
 	times := chart.Panel{Title: "Step-like, end to end: iteration time over the session ceiling's mean", XLabel: "iteration", YLabel: "normalized"}
-	shares := chart.Panel{Title: "Cumulative shares of consumed samples; dashed: target", XLabel: "iteration", YLabel: "share", YMin: 0, YMax: 0.7}
+	shares := chart.Panel{Title: "Holdfast: cumulative shares of consumed samples; dashed: target", XLabel: "iteration", YLabel: "share", YMin: 0, YMax: 0.7}
 	for i, place := range places {
 		line := chart.Line{Name: names[i], Color: i}
 		for n, it := range (*place).Iterations {
@@ -155,5 +155,38 @@ func curveFigure(ctx context.Context, o Options) (Figure, error) {
 		}
 		panels = append(panels, p)
 	}
+	panels = append(panels, speedups(result, setups))
 	return Figure{"curve", chart.SVG(panels...)}, nil
+}
+
+// speedups is the outside check of the engine model in shape: the rate over that
+// of placement without admission, beside the published curve of ThunderAgent on
+// other machines. Concurrency is relative to the largest at which both are equal.
+func speedups(result *CurveResult, setups []Setup) chart.Panel {
+	p := chart.Panel{Title: "Rate over placement without admission; dashed: ThunderAgent on 8 x H20, published", XLabel: "concurrency over the largest at parity", YLabel: "ratio", YMin: 0, YMax: 7}
+	for i, s := range setups {
+		parity := 1
+		for _, point := range result.Points {
+			if point.Config == s.Name && point.Policy == "thunderagent-like" && point.OverPermissive < 1.1 {
+				parity = max(parity, point.OuterPerInstance)
+			}
+		}
+		for j, name := range []string{"thunderagent-like", "holdfast"} {
+			line := chart.Line{Name: s.Name + " " + name, Color: 2*j + i, Points: true}
+			for _, point := range result.Points {
+				if point.Config == s.Name && point.Policy == name {
+					line.X = append(line.X, float64(point.OuterPerInstance)/float64(parity))
+					line.Y = append(line.Y, point.OverPermissive)
+				}
+			}
+			p.Lines = append(p.Lines, line)
+		}
+	}
+	published := chart.Line{Name: "published", Color: 6, Dashed: true, Points: true}
+	for _, point := range publishedCurve {
+		published.X = append(published.X, point.concurrency/publishedParity)
+		published.Y = append(published.Y, point.speedup)
+	}
+	p.Lines = append(p.Lines, published)
+	return p
 }

@@ -30,6 +30,8 @@ type Options struct {
 	Agents []workload.Session
 	// MeasureSeconds shortens the measured part, if positive.
 	MeasureSeconds float64
+	// Iterations, if positive, is the length of end-to-end runs.
+	Iterations int
 }
 
 // job is one run and where its result goes.
@@ -125,6 +127,9 @@ func (o *Options) config(s Setup, regime Regime, seed uint64, change func(*sim.C
 		}
 		if o.MeasureSeconds > 0 {
 			cfg.MeasureSeconds = o.MeasureSeconds
+		}
+		if cfg.Trainer.Batches != nil && o.Iterations > 0 {
+			cfg.Trainer.Batches.Iterations = o.Iterations
 		}
 		if change != nil {
 			change(&cfg)

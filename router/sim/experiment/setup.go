@@ -26,8 +26,10 @@ type Setup struct {
 	RequestCeilings []int
 	SessionCeilings []int
 	// BestSessions is the session ceiling that the sweep finds best in the
-	// stationary regime; experiments that do not sweep use it.
+	// stationary regime, BestRequests the request ceiling that is best end to end;
+	// experiments that do not sweep use them.
 	BestSessions int
+	BestRequests int
 	// ClassTotals are the sessions of all classes in the search of class ceilings,
 	// AgentShare the part of Agent among Agent and RLVR by Little's law.
 	// AgentCeilings and RLVRCeilings are what the halves of a partitioned pool are
@@ -48,8 +50,8 @@ func Qwen() Setup {
 		Gaps: workload.GapsQwen, OuterPerInstance: 160,
 		RequestCeilings: []int{16, 32, 48, 64, 80, 96, 112, 128, 144},
 		SessionCeilings: every(32, 60, 4),
-		BestSessions:    48,
-		ClassTotals:     []int{40, 44, 48, 52}, AgentShare: 0.45,
+		BestSessions:    48, BestRequests: 80,
+		ClassTotals: []int{40, 44, 48, 52}, AgentShare: 0.45,
 		AgentCeilings: []int{40, 48, 56}, RLVRCeilings: []int{48, 56, 64, 72},
 	}
 }
@@ -61,8 +63,8 @@ func Step() Setup {
 		Gaps: workload.GapsStep, OuterPerInstance: 320,
 		RequestCeilings: []int{64, 96, 128, 160, 192, 224, 256},
 		SessionCeilings: every(96, 144, 4),
-		BestSessions:    128,
-		ClassTotals:     []int{112, 120, 128, 136}, AgentShare: 0.42,
+		BestSessions:    128, BestRequests: 160,
+		ClassTotals: []int{112, 120, 128, 136}, AgentShare: 0.42,
 		AgentCeilings: []int{100, 116, 132}, RLVRCeilings: []int{124, 140, 156, 172},
 	}
 }
