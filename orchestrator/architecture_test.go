@@ -37,6 +37,8 @@ var allowed = map[string][]string{
 	"holdfast/orchestrator/engine":           {"holdfast/router"},
 	"holdfast/orchestrator/engine/simulated": {"holdfast/orchestrator/engine", "holdfast/router/sim/instance", "holdfast/router/prefix"},
 	"holdfast/orchestrator/kvevents":         {"holdfast/router", "holdfast/router/prefix"},
+	"holdfast/orchestrator/engine/tinygguf":  {},
+	"holdfast/orchestrator/enginetest":       {"holdfast/orchestrator/engine/tinygguf"},
 	"holdfast/orchestrator/pool":             {"holdfast/router"},
 	"holdfast/orchestrator/fleet":            {"holdfast/router", "holdfast/store", "holdfast/orchestrator/engine", "holdfast/orchestrator/kvevents"},
 	"holdfast/orchestrator/weights":          {"holdfast/router", "holdfast/store", "holdfast/orchestrator/engine"},
