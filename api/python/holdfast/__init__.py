@@ -1,0 +1,38 @@
+"""Client of Holdfast's REST interface, for trainers.
+
+Synchronous: :class:`Client`. Asynchronous: :class:`holdfast.aio.AsyncClient`.
+It keeps no state but its connections and, in a stream, its place; the service
+keeps what was acknowledged. It does not run sessions, tokenise or train.
+"""
+
+from . import errors
+from ._retry import RetryPolicy
+from .client import Client, Groups, Run, Samples, Session
+from .documents import (
+    USABLE, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, Consumer, ContractVersion, Delivery,
+    Event, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment,
+    SessionInfo, Times, Turn, Usage,
+)
+from .errors import (
+    BodyTimeoutError, ConflictError, EngineDoesNotAnswerError, ErrorDetail, ForbiddenError, HoldfastError,
+    IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, MethodNotAllowedError, NotFoundError,
+    NotOwnerError, OverloadedError, PositionError, ProblemError, ProtocolError, RequestTimeoutError, RunEndedError,
+    StoppingError, TooLargeError, UnauthorizedError, UnavailableError, UnknownClassError, UnknownCursorError,
+    UnreachableError, UnsupportedMediaTypeError,
+)
+from .groups import Group, Position
+from .tasks import Contract, Task
+from .tokens import NumpyTokens, TokenArrays
+from .version import VERSION as __version__
+
+__all__ = [
+    "USABLE", "Backlog", "Batch", "BodyTimeoutError", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Client",
+    "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery", "EngineDoesNotAnswerError", "ErrorDetail", "Event",
+    "ForbiddenError", "Group", "Groups", "History", "HoldfastError", "IdempotencyKeyReusedError", "Instance",
+    "InternalError", "InvalidJSONError", "InvalidRequestError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan",
+    "NotFoundError", "NotOwnerError", "NumpyTokens", "OverloadedError", "Policy", "Pool", "Position", "PositionError",
+    "ProblemError", "ProtocolError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
+    "SamplePage", "Samples", "Segment", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
+    "TooLargeError", "Turn", "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError",
+    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "__version__", "errors",
+]

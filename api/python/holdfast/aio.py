@@ -1,0 +1,371 @@
+"""The asynchronous client: that of :mod:`holdfast.client`, with coroutines.
+
+    async with AsyncClient() as client:
+        run = await client.run("math", contract=holdfast.Contract({"rlvr": 1.0}, max_concurrency=64))
+        async for sample in run.samples():
+            ...
+
+Methods of the same name do the same; what each promises stands there. It speaks
+HTTP over asyncio streams in the event loop itself: a poll that waits is a socket
+and a coroutine, no thread. A client belongs to the event loop that it is first
+used in. Encoding of batches and decoding of pages run in the loop; a page's
+tokens are decoded when they are asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import ssl
+import uuid
+from contextlib import asynccontextmanager
+from typing import Any, AsyncContextManager, AsyncIterator, Generic, Iterable, List, Mapping, Optional, Sequence, TypeVar
+
+from . import _calls, documents
+from ._async import AsyncConnections
+from ._calls import Call, Window
+from ._endpoint import Endpoint
+from ._paging import Paging
+from ._retry import RetryPolicy, Tries
+from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
+from .groups import Group, GroupBook, Position
+from .tasks import AnyContract, AnyTask
+
+T = TypeVar("T")
+
+
+class AsyncClient:
+    """A service, for one event loop. Any number of its tasks may use it at once."""
+
+    def __init__(
+        self, url: Optional[str] = None, token: Optional[str] = None, *, retry: RetryPolicy = RetryPolicy(),
+        tls: Optional[ssl.SSLContext] = None, max_idle: int = 64,
+    ) -> None:
+        url = url or os.environ.get("HOLDFAST_URL") or "http://127.0.0.1:8080"
+        self._endpoint = Endpoint(url, token or os.environ.get("HOLDFAST_TOKEN"), tls)
+        self._retry = retry
+        self._connections = AsyncConnections(self._endpoint, max_idle)
+
+    async def close(self) -> None:
+        """Close idle connections."""
+        await self._connections.close()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def call(self, call: Call[T]) -> T:
+        """Carry out a call, repeating what may be repeated."""
+        tries = Tries(self._retry, call)
+        while True:
+            try:
+                answer = await self._connections.send(call, tries.timeout())
+                if answer.status < 400:
+                    return call.answer(answer.status, answer.body)
+                raise problem_of(answer.status, answer.reason, answer.headers, answer.body)
+            except HoldfastError as error:
+                pause = tries.pause(error)
+            await asyncio.sleep(pause)
+
+    # Runs
+
+    async def run(
+        self, name: str, *, pool: str = "default", contract: Optional[AnyContract] = None, consumer: str = "trainer",
+    ) -> "AsyncRun":
+        """Open a run, or go on with the pool's active one if it has this name."""
+        known = await self._active_run(name, pool)
+        if known is not None:
+            if contract is not None:
+                known.contract = await self.call(_calls.put_contract(known.id, contract))
+            return AsyncRun(self, known, consumer)
+        if contract is None:
+            raise ValueError(f"pool {pool} serves no active run {name!r}; opening one takes a contract")
+        try:
+            return AsyncRun(self, await self.call(_calls.create_run(name, pool, contract)), consumer)
+        except (ConflictError, UnreachableError) as error:
+            # Another process was faster, or the answer was lost: it may be there now.
+            known = await self._active_run(name, pool)
+            if known is None:
+                raise error
+            return AsyncRun(self, known, consumer)
+
+    async def open_run(self, run: str, *, consumer: str = "trainer") -> "AsyncRun":
+        """A run by its id."""
+        return AsyncRun(self, await self.call(_calls.get_run(run)), consumer)
+
+    async def _active_run(self, name: str, pool: str) -> Optional[documents.RunInfo]:
+        return next((run for run in await self.call(_calls.active_runs(pool)) if run.name == name), None)
+
+    def session(self, session: str) -> "AsyncSession":
+        """A session by its id, which is its sample's. Nothing is sent yet."""
+        return AsyncSession(self, session)
+
+    # Weights and engines
+
+    async def policy(self, pool: str = "default") -> documents.Policy:
+        """The version of the pool's weights."""
+        return await self.call(_calls.policy(pool))
+
+    async def put_policy(self, version: int, pool: str = "default") -> documents.Policy:
+        """Tell that the pool's engines have new weights."""
+        return await self.call(_calls.put_policy(pool, version))
+
+    @asynccontextmanager
+    async def policy_update(self, pool: str, version: int) -> AsyncIterator[int]:
+        """Announce a version once the block has put its weights into the engines."""
+        yield version
+        await self.put_policy(version, pool)
+
+    async def pools(self) -> List[documents.Pool]:
+        """All pools."""
+        return await self.call(_calls.pools())
+
+    async def router(self, pool: str = "default") -> Any:
+        """What the pool's router knows and why it decided as it did, as plain data."""
+        return await self.call(_calls.router(pool))
+
+    async def instances(self, pool: str = "default") -> List[documents.Instance]:
+        """The pool's engines."""
+        return await self.call(_calls.instances(pool))
+
+    async def register_instance(self, instance: Mapping[str, Any], pool: str = "default") -> documents.Instance:
+        """Add an engine, or announce a known one anew."""
+        return await self.call(_calls.register_instance(pool, instance))
+
+    async def heartbeat_instance(self, instance: str, pool: str = "default") -> None:
+        """Renew an engine's time to live."""
+        await self.call(_calls.heartbeat_instance(pool, instance))
+
+    async def drain_instance(self, instance: str, draining: bool = True, pool: str = "default") -> None:
+        """Start or end draining an engine."""
+        await self.call(_calls.drain_instance(pool, instance, draining))
+
+    async def remove_instance(self, instance: str, pool: str = "default") -> None:
+        """Take an engine out of its pool."""
+        await self.call(_calls.remove_instance(pool, instance))
+
+
+class AsyncRun:
+    """A training run, read as one consumer. Its streams are for one task each."""
+
+    def __init__(self, client: AsyncClient, info: documents.RunInfo, consumer: str) -> None:
+        self.client, self.info, self.consumer = client, info, consumer
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.info.id
+
+    async def submit(
+        self, tasks: Iterable[AnyTask], *, policy_version: Optional[int] = None, key: Optional[str] = None, compress: bool = False,
+    ) -> documents.Batch:
+        """Release a batch of tasks: all of it or nothing."""
+        return await self.client.call(_calls.submit(self.id, key or uuid.uuid4().hex, tasks, policy_version, compress))
+
+    async def batch(self, batch: str) -> documents.Batch:
+        """A batch by its id."""
+        return await self.client.call(_calls.get_batch(self.id, batch))
+
+    def samples(
+        self, *, consumer: Optional[str] = None, after: str = "", wait: float = 30.0, timeout: Optional[float] = None,
+        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed", statuses: Sequence[str] = (),
+    ) -> "AsyncSamples":
+        """Samples in completion order, as long as there may come more."""
+        query = _calls.SamplesQuery(
+            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, tuple(statuses))
+        return AsyncSamples(self, Paging(self.id, query, wait, timeout))
+
+    async def groups(
+        self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None,
+    ) -> "AsyncGroups":
+        """Complete groups, each once: ``async for group in await run.groups()``."""
+        name = self.consumer if consumer is None else consumer
+        if not name:
+            raise ValueError("groups are read under a consumer's name")
+        book = GroupBook(position, next((one for one in await self.consumers() if one.consumer == name), None))
+        query = _calls.SamplesQuery(name, book.cursor, limit, max_bytes)
+        return AsyncGroups(self, Paging(self.id, query, wait, timeout), book)
+
+    async def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
+        """Acknowledge every sample up to a cursor; an older one than the last changes nothing."""
+        return await self.client.call(_calls.ack(self.id, self.consumer if consumer is None else consumer, cursor))
+
+    async def consumers(self) -> List[documents.Consumer]:
+        """All readers of the run's samples with their places."""
+        return await self.client.call(_calls.consumers(self.id))
+
+    async def backlog(self) -> documents.Backlog:
+        """Where the released samples are, per class."""
+        return await self.client.call(_calls.backlog(self.id))
+
+    async def mixture(self, window: Window = None) -> documents.Mixture:
+        """The mixture and its drift, of the whole run and of a window if one is given."""
+        return await self.client.call(_calls.mixture(self.id, window))
+
+    async def metrics(self, window: Window = None) -> documents.Metrics:
+        """Rates and latencies of sessions that ended in a window."""
+        return await self.client.call(_calls.metrics(self.id, window))
+
+    async def sessions(
+        self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",
+    ) -> AsyncIterator[documents.SessionInfo]:
+        """Sessions in release order, all by default."""
+        after = ""
+        while True:
+            page = await self.client.call(_calls.sessions(self.id, batch, task, class_name, state, after))
+            for session in page.sessions:
+                yield session
+            if not page.next:
+                return
+            after = page.next
+
+    def session(self, session: str) -> "AsyncSession":
+        """A session by its id. Nothing is sent yet."""
+        return AsyncSession(self.client, session)
+
+    def policy_update(self, version: int) -> AsyncContextManager[int]:
+        """The client's policy_update for the run's pool."""
+        return self.client.policy_update(self.info.pool, version)
+
+    async def refresh(self) -> documents.RunInfo:
+        """Read the run anew."""
+        self.info = await self.client.call(_calls.get_run(self.id))
+        return self.info
+
+    async def put_contract(self, contract: AnyContract) -> documents.ContractVersion:
+        """Make a contract current for what is released from now on."""
+        return await self.client.call(_calls.put_contract(self.id, contract))
+
+    async def contract_history(self) -> List[documents.ContractVersion]:
+        """All versions of the contract, oldest first."""
+        return await self.client.call(_calls.contract_history(self.id))
+
+    async def end(self) -> documents.RunInfo:
+        """End the run for good. Its samples stay readable."""
+        self.info = await self.client.call(_calls.end_run(self.id))
+        return self.info
+
+
+class AsyncSession:
+    """One rollout's audit trail."""
+
+    def __init__(self, client: AsyncClient, session: str) -> None:
+        self._client, self.id = client, session
+
+    async def info(self) -> documents.SessionInfo:
+        """Where it stands, and where its time went."""
+        return await self._client.call(_calls.get_session(self.id))
+
+    async def turns(self) -> List[documents.Turn]:
+        """All its model calls."""
+        turns: List[documents.Turn] = []
+        after: Optional[int] = -1
+        while after is not None:
+            page = await self._client.call(_calls.turns(self.id, after))
+            turns += page.turns
+            after = page.next
+        return turns
+
+    async def events(self) -> documents.History:
+        """All that happened to it, and who got its sample."""
+        events: List[documents.Event] = []
+        after = 0
+        while True:
+            page = await self._client.call(_calls.events(self.id, after))
+            events += page.events
+            if page.next is None:
+                return documents.History(events, page.deliveries)
+            after = page.next
+
+    async def cancel(self, reason: str = "") -> documents.SessionInfo:
+        """End it as cancelled."""
+        return await self._client.call(_calls.cancel(self.id, reason))
+
+
+class _AsyncStream(Generic[T]):
+    """What streams of samples and of groups share. Going on after the end looks again."""
+
+    def __init__(self, run: AsyncRun, paging: Paging) -> None:
+        self._run, self._paging = run, paging
+
+    async def _next_page(self) -> List[documents.Sample]:
+        """The next samples; none at the end of the stream."""
+        while True:
+            page = await self._run.client.call(self._paging.poll(self._run.info.state == "ended"))
+            ended = self._paging.take(page)
+            if page.samples or ended:
+                return page.samples
+            if not page.more:
+                self._paging.nothing_to_come(await self._run.refresh(), await self._run.backlog())
+
+
+class AsyncSamples(_AsyncStream[documents.Sample], AsyncIterator[documents.Sample]):
+    """A run's samples in completion order. For one task; after an error or a cancellation it may go on and skips nothing."""
+
+    def __init__(self, run: AsyncRun, paging: Paging) -> None:
+        super().__init__(run, paging)
+        self._page: List[documents.Sample] = []
+        self._given = ""
+
+    @property
+    def cursor(self) -> str:
+        """The place after the last sample given out; empty before the first."""
+        return self._given
+
+    async def __anext__(self) -> documents.Sample:
+        if not self._page:
+            self._paging.begin()
+            self._page = (await self._next_page())[::-1]
+            if not self._page:
+                raise StopAsyncIteration
+        sample = self._page.pop()
+        self._given = sample.cursor
+        return sample
+
+    async def ack(self) -> Optional[documents.Consumer]:
+        """Acknowledge every sample given out so far; None if there is none."""
+        if not self._paging.query.consumer:
+            raise ValueError("samples that are read without a consumer cannot be acknowledged")
+        return await self._run.ack(self._given, consumer=self._paging.query.consumer) if self._given else None
+
+
+class AsyncGroups(_AsyncStream[Group], AsyncIterator[Group]):
+    """A run's groups as they become complete. For one task; after an error or a cancellation it may go on and skips nothing."""
+
+    def __init__(self, run: AsyncRun, paging: Paging, book: GroupBook) -> None:
+        super().__init__(run, paging)
+        self._book = book
+        self._unread: List[documents.Sample] = []
+        self._ready: List[Group] = []
+
+    async def __anext__(self) -> Group:
+        self._paging.begin()
+        while not self._ready:
+            # Kept until they are taken, so that an error in between loses none.
+            self._unread = self._unread or await self._next_page()
+            if not self._unread:
+                raise StopAsyncIteration
+            for task in self._book.doubtful(self._unread):
+                self._book.settle(task, [session async for session in self._run.sessions(task=task)])
+            samples, self._unread = self._unread, []
+            self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
+        group = self._ready.pop()
+        self._book.hand(group)
+        return group
+
+    @property
+    def open(self) -> int:
+        """Groups of which some members have come and others have not."""
+        return self._book.open
+
+    def position(self) -> Position:
+        """The place after all groups handed out so far, for the trainer's checkpoint."""
+        return self._book.position()
+
+    async def ack(self) -> Optional[documents.Consumer]:
+        """Acknowledge as far as all samples belong to groups handed out; None if nothing can be yet."""
+        cursor = self._book.position().cursor
+        return await self._run.ack(cursor, consumer=self._paging.query.consumer) if cursor else None

@@ -1,0 +1,415 @@
+"""The synchronous client.
+
+    client = holdfast.Client()
+    run = client.run("math", pool="default", contract=holdfast.Contract({"rlvr": 1.0}, max_concurrency=64))
+    run.submit(tasks, key="step-1")
+    samples = run.samples()
+    for sample in samples:
+        ...            # train, make it durable
+        samples.ack()  # what was not acknowledged comes again after a crash
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+import uuid
+from contextlib import contextmanager
+from typing import Any, ContextManager, Generic, Iterable, Iterator, List, Mapping, Optional, Sequence, TypeVar
+
+from . import _calls, documents
+from ._calls import Call, Window
+from ._endpoint import Endpoint
+from ._paging import Paging
+from ._retry import RetryPolicy, Tries
+from ._sync import Connections
+from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
+from .groups import Group, GroupBook, Position
+from .tasks import AnyContract, AnyTask
+
+T = TypeVar("T")
+
+
+class Client:
+    """A service, over connections that are kept alive.
+
+    Safe for use by several threads at once. ``url`` and ``token`` default to the
+    environment's HOLDFAST_URL and HOLDFAST_TOKEN. It does not connect before the
+    first call. Calls raise what :mod:`holdfast.errors` lists.
+    """
+
+    def __init__(
+        self, url: Optional[str] = None, token: Optional[str] = None, *, retry: RetryPolicy = RetryPolicy(),
+        tls: Optional[ssl.SSLContext] = None, max_idle: int = 16,
+    ) -> None:
+        url = url or os.environ.get("HOLDFAST_URL") or "http://127.0.0.1:8080"
+        self._endpoint = Endpoint(url, token or os.environ.get("HOLDFAST_TOKEN"), tls)
+        self._retry = retry
+        self._connections = Connections(self._endpoint, max_idle)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._connections.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def call(self, call: Call[T]) -> T:
+        """Carry out a call, repeating what may be repeated."""
+        tries = Tries(self._retry, call)
+        while True:
+            try:
+                answer = self._connections.send(call, tries.timeout())
+                if answer.status < 400:
+                    return call.answer(answer.status, answer.body)
+                raise problem_of(answer.status, answer.reason, answer.headers, answer.body)
+            except HoldfastError as error:
+                pause = tries.pause(error)
+            time.sleep(pause)
+
+    # Runs
+
+    def run(
+        self, name: str, *, pool: str = "default", contract: Optional[AnyContract] = None, consumer: str = "trainer",
+    ) -> "Run":
+        """Open a run, or go on with the pool's active one if it has this name.
+
+        Going on makes ``contract`` the current one, if it is given; one that
+        equals the current changes nothing. Raises ConflictError if the pool
+        serves a run of another name, ValueError if there is none to go on with
+        and no contract to open one.
+        """
+        known = self._active_run(name, pool)
+        if known is not None:
+            if contract is not None:
+                known.contract = self.call(_calls.put_contract(known.id, contract))
+            return Run(self, known, consumer)
+        if contract is None:
+            raise ValueError(f"pool {pool} serves no active run {name!r}; opening one takes a contract")
+        try:
+            return Run(self, self.call(_calls.create_run(name, pool, contract)), consumer)
+        except (ConflictError, UnreachableError) as error:
+            # Another process was faster, or the answer was lost: it may be there now.
+            known = self._active_run(name, pool)
+            if known is None:
+                raise error
+            return Run(self, known, consumer)
+
+    def open_run(self, run: str, *, consumer: str = "trainer") -> "Run":
+        """A run by its id."""
+        return Run(self, self.call(_calls.get_run(run)), consumer)
+
+    def _active_run(self, name: str, pool: str) -> Optional[documents.RunInfo]:
+        return next((run for run in self.call(_calls.active_runs(pool)) if run.name == name), None)
+
+    def session(self, session: str) -> "Session":
+        """A session by its id, which is its sample's. Nothing is sent yet."""
+        return Session(self, session)
+
+    # Weights and engines
+
+    def policy(self, pool: str = "default") -> documents.Policy:
+        """The version of the pool's weights."""
+        return self.call(_calls.policy(pool))
+
+    def put_policy(self, version: int, pool: str = "default") -> documents.Policy:
+        """Tell that the pool's engines have new weights. ConflictError for a lower version."""
+        return self.call(_calls.put_policy(pool, version))
+
+    @contextmanager
+    def policy_update(self, pool: str, version: int) -> Iterator[int]:
+        """Announce a version once the block has put its weights into the engines.
+
+            with client.policy_update("default", 7):
+                load_weights()
+
+        If the block raises, nothing is announced. The service does not pause for
+        the block: sessions under way go on in it.
+        """
+        yield version
+        self.put_policy(version, pool)
+
+    def pools(self) -> List[documents.Pool]:
+        """All pools."""
+        return self.call(_calls.pools())
+
+    def router(self, pool: str = "default") -> Any:
+        """What the pool's router knows and why it decided as it did, as plain data."""
+        return self.call(_calls.router(pool))
+
+    def instances(self, pool: str = "default") -> List[documents.Instance]:
+        """The pool's engines."""
+        return self.call(_calls.instances(pool))
+
+    def register_instance(self, instance: Mapping[str, Any], pool: str = "default") -> documents.Instance:
+        """Add an engine (``{"id": ..., "url": ...}``), or announce a known one anew."""
+        return self.call(_calls.register_instance(pool, instance))
+
+    def heartbeat_instance(self, instance: str, pool: str = "default") -> None:
+        """Renew an engine's time to live."""
+        self.call(_calls.heartbeat_instance(pool, instance))
+
+    def drain_instance(self, instance: str, draining: bool = True, pool: str = "default") -> None:
+        """Start or end draining an engine."""
+        self.call(_calls.drain_instance(pool, instance, draining))
+
+    def remove_instance(self, instance: str, pool: str = "default") -> None:
+        """Take an engine out of its pool."""
+        self.call(_calls.remove_instance(pool, instance))
+
+
+class Run:
+    """A training run, read as one consumer.
+
+    ``info`` is the run as it was when the handle was made. As safe for threads
+    as its client; its streams are for one thread each.
+    """
+
+    def __init__(self, client: Client, info: documents.RunInfo, consumer: str) -> None:
+        self.client, self.info, self.consumer = client, info, consumer
+
+    @property
+    def id(self) -> str:
+        """The run's id."""
+        return self.info.id
+
+    def submit(
+        self, tasks: Iterable[AnyTask], *, policy_version: Optional[int] = None, key: Optional[str] = None, compress: bool = False,
+    ) -> documents.Batch:
+        """Release a batch of tasks: all of it or nothing.
+
+        ``key`` makes it safe to submit again after a crash: the same key and
+        tasks give the same batch, marked ``replayed``; the same key with other
+        tasks is an IdempotencyKeyReusedError. Use the training step, say. Without
+        it a random one is taken, which makes the client's own repetitions safe
+        and no more. ``policy_version`` defaults to the pool's. ``compress`` is
+        for networks slower than gzip.
+        """
+        return self.client.call(_calls.submit(self.id, key or uuid.uuid4().hex, tasks, policy_version, compress))
+
+    def batch(self, batch: str) -> documents.Batch:
+        """A batch by its id."""
+        return self.client.call(_calls.get_batch(self.id, batch))
+
+    def samples(
+        self, *, consumer: Optional[str] = None, after: str = "", wait: float = 30.0, timeout: Optional[float] = None,
+        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed", statuses: Sequence[str] = (),
+    ) -> "Samples":
+        """Samples in completion order, as long as there may come more.
+
+        Begins at ``after``, else where the consumer acknowledged last. ``consumer``
+        defaults to the run's; "" reads without a trace, from the beginning.
+        ``wait`` bounds one poll, in seconds up to 60. The stream ends when nothing
+        came for ``timeout`` seconds (0: at what is there now; None: never), and
+        when the run has ended and all its samples are read. ``encoding`` is
+        packed, json or none; ``statuses`` selects, all by default.
+        """
+        query = _calls.SamplesQuery(
+            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, tuple(statuses))
+        return Samples(self, Paging(self.id, query, wait, timeout))
+
+    def groups(
+        self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None,
+    ) -> "Groups":
+        """Complete groups, each once, in the order in which they become complete.
+
+        Begins at ``position``, which a trainer keeps in its checkpoint, else where
+        the consumer acknowledged last; :mod:`holdfast.groups` tells what each
+        promises after a crash. Members of incomplete groups are kept in memory.
+        A consumer is needed. Other parameters are those of :meth:`samples`.
+        """
+        name = self.consumer if consumer is None else consumer
+        if not name:
+            raise ValueError("groups are read under a consumer's name")
+        book = GroupBook(position, next((one for one in self.consumers() if one.consumer == name), None))
+        query = _calls.SamplesQuery(name, book.cursor, limit, max_bytes)
+        return Groups(self, Paging(self.id, query, wait, timeout), book)
+
+    def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
+        """Acknowledge every sample up to a cursor; an older one than the last changes nothing."""
+        return self.client.call(_calls.ack(self.id, self.consumer if consumer is None else consumer, cursor))
+
+    def consumers(self) -> List[documents.Consumer]:
+        """All readers of the run's samples with their places."""
+        return self.client.call(_calls.consumers(self.id))
+
+    def backlog(self) -> documents.Backlog:
+        """Where the released samples are, per class."""
+        return self.client.call(_calls.backlog(self.id))
+
+    def mixture(self, window: Window = None) -> documents.Mixture:
+        """The mixture and its drift, of the whole run and of a window if one is given."""
+        return self.client.call(_calls.mixture(self.id, window))
+
+    def metrics(self, window: Window = None) -> documents.Metrics:
+        """Rates and latencies of sessions that ended in a window: the last seconds, or (from, to)."""
+        return self.client.call(_calls.metrics(self.id, window))
+
+    def sessions(
+        self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",
+    ) -> Iterator[documents.SessionInfo]:
+        """Sessions in release order, all by default."""
+        after = ""
+        while True:
+            page = self.client.call(_calls.sessions(self.id, batch, task, class_name, state, after))
+            yield from page.sessions
+            if not page.next:
+                return
+            after = page.next
+
+    def session(self, session: str) -> "Session":
+        """A session by its id. Nothing is sent yet."""
+        return Session(self.client, session)
+
+    def policy_update(self, version: int) -> ContextManager[int]:
+        """The client's policy_update for the run's pool."""
+        return self.client.policy_update(self.info.pool, version)
+
+    def refresh(self) -> documents.RunInfo:
+        """Read the run anew."""
+        self.info = self.client.call(_calls.get_run(self.id))
+        return self.info
+
+    def put_contract(self, contract: AnyContract) -> documents.ContractVersion:
+        """Make a contract current for what is released from now on."""
+        return self.client.call(_calls.put_contract(self.id, contract))
+
+    def contract_history(self) -> List[documents.ContractVersion]:
+        """All versions of the contract, oldest first."""
+        return self.client.call(_calls.contract_history(self.id))
+
+    def end(self) -> documents.RunInfo:
+        """End the run for good. Its samples stay readable."""
+        self.info = self.client.call(_calls.end_run(self.id))
+        return self.info
+
+
+class Session:
+    """One rollout's audit trail."""
+
+    def __init__(self, client: Client, session: str) -> None:
+        self._client, self.id = client, session
+
+    def info(self) -> documents.SessionInfo:
+        """Where it stands, and where its time went."""
+        return self._client.call(_calls.get_session(self.id))
+
+    def turns(self) -> List[documents.Turn]:
+        """All its model calls."""
+        turns: List[documents.Turn] = []
+        after: Optional[int] = -1
+        while after is not None:
+            page = self._client.call(_calls.turns(self.id, after))
+            turns += page.turns
+            after = page.next
+        return turns
+
+    def events(self) -> documents.History:
+        """All that happened to it: released, held and why, admitted where, ended, delivered."""
+        events: List[documents.Event] = []
+        after = 0
+        while True:
+            page = self._client.call(_calls.events(self.id, after))
+            events += page.events
+            if page.next is None:
+                return documents.History(events, page.deliveries)
+            after = page.next
+
+    def cancel(self, reason: str = "") -> documents.SessionInfo:
+        """End it as cancelled, at once if it is queued, else soon. Harmless once it has ended."""
+        return self._client.call(_calls.cancel(self.id, reason))
+
+
+class _Stream(Generic[T]):
+    """What streams of samples and of groups share. Going on after the end looks again."""
+
+    def __init__(self, run: Run, paging: Paging) -> None:
+        self._run, self._paging = run, paging
+
+    def _next_page(self) -> List[documents.Sample]:
+        """The next samples; none at the end of the stream."""
+        while True:
+            page = self._run.client.call(self._paging.poll(self._run.info.state == "ended"))
+            ended = self._paging.take(page)
+            if page.samples or ended:
+                return page.samples
+            if not page.more:
+                self._paging.nothing_to_come(self._run.refresh(), self._run.backlog())
+
+
+class Samples(_Stream[documents.Sample], Iterator[documents.Sample]):
+    """A run's samples in completion order. For one thread; after an error it may go on and skips nothing."""
+
+    def __init__(self, run: Run, paging: Paging) -> None:
+        super().__init__(run, paging)
+        self._page: List[documents.Sample] = []
+        self._given = ""
+
+    @property
+    def cursor(self) -> str:
+        """The place after the last sample given out; empty before the first."""
+        return self._given
+
+    def __next__(self) -> documents.Sample:
+        if not self._page:
+            self._paging.begin()
+            self._page = self._next_page()[::-1]
+            if not self._page:
+                raise StopIteration
+        sample = self._page.pop()
+        self._given = sample.cursor
+        return sample
+
+    def ack(self) -> Optional[documents.Consumer]:
+        """Acknowledge every sample given out so far; None if there is none."""
+        if not self._paging.query.consumer:
+            raise ValueError("samples that are read without a consumer cannot be acknowledged")
+        return self._run.ack(self._given, consumer=self._paging.query.consumer) if self._given else None
+
+
+class Groups(_Stream[Group], Iterator[Group]):
+    """A run's groups as they become complete. For one thread; after an error it may go on and skips nothing."""
+
+    def __init__(self, run: Run, paging: Paging, book: GroupBook) -> None:
+        super().__init__(run, paging)
+        self._book = book
+        self._unread: List[documents.Sample] = []
+        self._ready: List[Group] = []
+
+    def __next__(self) -> Group:
+        self._paging.begin()
+        while not self._ready:
+            # Kept until they are taken, so that an error in between loses none.
+            self._unread = self._unread or self._next_page()
+            if not self._unread:
+                raise StopIteration
+            for task in self._book.doubtful(self._unread):
+                self._book.settle(task, list(self._run.sessions(task=task)))
+            samples, self._unread = self._unread, []
+            self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
+        group = self._ready.pop()
+        self._book.hand(group)
+        return group
+
+    @property
+    def open(self) -> int:
+        """Groups of which some members have come and others have not."""
+        return self._book.open
+
+    def position(self) -> Position:
+        """The place after all groups handed out so far, for the trainer's checkpoint."""
+        return self._book.position()
+
+    def ack(self) -> Optional[documents.Consumer]:
+        """Acknowledge as far as all samples belong to groups handed out.
+
+        Call it when the groups are durable in the trainer, and its position with
+        them. None if nothing can be acknowledged yet.
+        """
+        cursor = self._book.position().cursor
+        return self._run.ack(cursor, consumer=self._paging.query.consumer) if cursor else None

@@ -1,0 +1,116 @@
+"""What a trainer asks for: tasks and contracts, and how they are written.
+
+Tasks may be given as :class:`Task` or as mappings in the interface's own form.
+The service checks them; here only what JSON cannot say is refused.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
+
+
+@dataclass
+class Task:
+    """One task; ``group_size`` sessions are run for it, each its own sample.
+
+    ``prompt`` is a sequence of token ids, or a mapping in the interface's form
+    (such as ``{"synthetic": {...}}``). The other mappings are the interface's.
+    """
+
+    class_name: str
+    prompt: Union[Sequence[int], Mapping[str, Any]]
+    sampling: Mapping[str, Any]
+    id: str = ""
+    """The trainer's own name, unique within the batch; empty means the service numbers it."""
+    group_size: int = 1
+    limits: Optional[Mapping[str, Any]] = None
+    environment: Optional[Mapping[str, Any]] = None
+    scorer: Optional[Mapping[str, Any]] = None
+    metadata: Any = None
+    """Comes back with the sample."""
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of the interface that this class does not name."""
+
+    def to_json(self) -> Dict[str, Any]:
+        """The task in the interface's form."""
+        prompt = self.prompt if isinstance(self.prompt, Mapping) else {"token_ids": self.prompt}
+        task: Dict[str, Any] = {"class": self.class_name, "prompt": prompt, "sampling": self.sampling, **self.extra}
+        if self.id:
+            task["id"] = self.id
+        if self.group_size != 1:
+            task["group_size"] = self.group_size
+        for name in ("limits", "environment", "scorer", "metadata"):
+            value = getattr(self, name)
+            if value is not None:
+                task[name] = value
+        return task
+
+
+AnyTask = Union[Task, Mapping[str, Any]]
+
+
+@dataclass
+class Contract:
+    """What a trainer asks of a run: the mixture, and how much may be under way."""
+
+    shares: Mapping[str, float]
+    """Target share by class; a sum within 0.005 of 1 is normalised by the service."""
+    max_concurrency: int
+    staleness_bound: Optional[int] = None
+    """Policy versions that a sample may lag behind the pool's; None means unbounded."""
+    group_policy: str = ""
+
+    def to_json(self) -> Dict[str, Any]:
+        """The contract in the interface's form."""
+        contract: Dict[str, Any] = {
+            "classes": [{"class": name, "share": share} for name, share in self.shares.items()],
+            "max_concurrency": self.max_concurrency,
+        }
+        if self.staleness_bound is not None:
+            contract["staleness_bound"] = self.staleness_bound
+        if self.group_policy:
+            contract["group_policy"] = self.group_policy
+        return contract
+
+
+AnyContract = Union[Contract, Mapping[str, Any]]
+
+
+def contract_json(contract: AnyContract) -> Mapping[str, Any]:
+    """A contract in the interface's form, whichever way it was given."""
+    return contract.to_json() if isinstance(contract, Contract) else contract
+
+
+def batch_body(tasks: Iterable[AnyTask], policy_version: Optional[int]) -> bytes:
+    """Write a batch. Equal tasks give equal bytes, which the service compares.
+
+    ValueError or TypeError names the task that JSON cannot express.
+    """
+    pieces: List[str] = []
+    for i, task in enumerate(tasks):
+        try:
+            pieces.append(to_json(task.to_json() if isinstance(task, Task) else task))
+        except (TypeError, ValueError) as error:
+            raise type(error)(f"tasks[{i}]: {error}") from error
+    # The service reads the body as a stream and wants the version first.
+    opening = "{" if policy_version is None else f'{{"policy_version":{int(policy_version)},'
+    return (opening + '"tasks":[' + ",".join(pieces) + "]}").encode()
+
+
+def to_json(document: Any) -> str:
+    """Write JSON; numbers that JSON does not have are a ValueError."""
+    return json.dumps(document, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    """Write arrays and scalars of numpy, torch and the standard library as numbers."""
+    tolist = getattr(value, "tolist", None)
+    if tolist is not None:
+        return tolist()
+    if isinstance(value, range):
+        return list(value)
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} cannot be written as JSON")
