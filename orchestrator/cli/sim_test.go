@@ -3,6 +3,8 @@ package cli
 import (
 	"bytes"
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 )
@@ -44,6 +46,32 @@ func TestSimPrintsOneObjectAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestSimPrintsAnEarlierResultAsMarkdown(t *testing.T) {
+	args := []string{"paper", "--config", "step", "--regimes", "end-to-end", "--policies", "holdfast", "--seeds", "1", "--iterations", "8"}
+	result, _, err := runSim(t, append(args, "--json")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file := filepath.Join(t.TempDir(), "paper.json")
+	if err := os.WriteFile(file, []byte(result), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	page, progress, err := runSim(t, "paper", "--from", file, "--markdown")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.Contains(page, "## step-like, end-to-end") || !strings.Contains(page, "| holdfast |") || progress != "" {
+		t.Errorf("page %q, progress %q", page, progress)
+	}
+	fresh, _, err := runSim(t, append(args, "--markdown")...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if fresh != page {
+		t.Error("a page from a file differs from that of the run which wrote it")
+	}
+}
+
 func TestSimReplaysRecordedSessions(t *testing.T) {
 	args := []string{"paper", "--config", "qwen", "--regimes", "ungrouped", "--policies", "holdfast", "--seeds", "1", "--hours", "0.25"}
 	drawn, _, err := runSim(t, args...)
@@ -65,6 +93,9 @@ func TestSimRefusesNonsense(t *testing.T) {
 		{"paper", "--seeds", "11"},
 		{"paper", "--config", "llama"},
 		{"paper", "--regimes", "weekly"},
+		{"paper", "--iterations", "-1"},
+		{"paper", "--json", "--markdown"},
+		{"paper", "--from", "no-such-file"},
 		{"stress", "--hours", "-1"},
 		{"curve", "--agent-traces", "no-such-trace"},
 	} {
