@@ -148,7 +148,7 @@ type timing struct {
 
 var defaultTiming = timing{
 	dial: 5 * time.Second, handshake: 10 * time.Second,
-	replayReply: 5 * time.Second, replay: time.Minute,
+	replayReply: 5 * time.Second, replay: 5 * time.Minute,
 	probe: 5 * time.Second, lost: 10 * time.Second,
 	backoff: 50 * time.Millisecond, maxDelay: 5 * time.Second,
 }
@@ -197,9 +197,10 @@ func (s *Subscriber) Run(ctx context.Context) error {
 }
 
 // Clear is for the caller that ordered the engine to reset its cache: all blocks
-// are forgotten at once, because an idle engine publishes nothing. Batches that the
-// engine published before this call and that arrive later are not applied. The
-// error is Tell's; the clear is then repeated before anything else is told.
+// are forgotten at once, because an idle engine publishes nothing. Call it when the
+// engine has confirmed the reset and before it may work again: batches that it
+// published before this call and that arrive later are not applied. The error is
+// Tell's; the clear is then repeated before anything else is told.
 func (s *Subscriber) Clear(ctx context.Context) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -261,7 +262,12 @@ func (s *Subscriber) follow(ctx context.Context, st *stream) {
 		if ctx.Err() != nil {
 			return
 		}
-		s.cfg.Logger.Warn("KV event stream interrupted", "instance", s.cfg.Instance, "rank", st.rank, "error", err)
+		// Once for each interruption; the attempts that follow show in the health.
+		level := slog.LevelDebug
+		if st.lostAt.IsZero() {
+			level = slog.LevelWarn
+		}
+		s.cfg.Logger.Log(ctx, level, "KV event stream interrupted", "instance", s.cfg.Instance, "rank", st.rank, "error", err)
 		st.disconnected(ctx, err)
 		if !delay.wait(ctx) {
 			return
