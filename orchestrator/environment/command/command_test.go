@@ -132,12 +132,12 @@ func TestLimitsEndPrograms(t *testing.T) {
 		exit   int
 		says   string
 	}{
-		"hangs":             {"exec sleep 1000", spec.Limits{WallSeconds: 0.1}, LimitWall, -1, ""},
-		"ignores signals":   {"trap '' TERM INT HUP XCPU; while :; do :; done", spec.Limits{WallSeconds: 0.1}, LimitWall, -1, ""},
-		"floods":            {"exec yes", spec.Limits{OutputBytes: 1 << 20}, LimitOutput, -1, "bytes cut"},
-		"writes too much":   {"exec head -c 2000000 /dev/zero >file", spec.Limits{FileBytes: 1 << 20}, LimitFile, exitFile, ""},
-		"takes memory":      {"dd if=/dev/zero of=/dev/null bs=200M count=1 2>&1", spec.Limits{MemoryBytes: 64 << 20}, LimitNone, 1, "memory exhausted"},
-		"kills itself":      {"kill -9 $$", spec.Limits{}, LimitNone, exitKill, ""},
+		"hangs":           {"exec sleep 1000", spec.Limits{WallSeconds: 0.1}, LimitWall, -1, ""},
+		"ignores signals": {"trap '' TERM INT HUP XCPU; while :; do :; done", spec.Limits{WallSeconds: 0.1}, LimitWall, -1, ""},
+		"floods":          {"exec yes", spec.Limits{OutputBytes: 1 << 20}, LimitOutput, -1, "bytes cut"},
+		"writes too much": {"exec head -c 2000000 /dev/zero >file", spec.Limits{FileBytes: 1 << 20}, LimitFile, exitFile, ""},
+		"takes memory":    {"dd if=/dev/zero of=/dev/null bs=200M count=1 2>&1", spec.Limits{MemoryBytes: 64 << 20}, LimitNone, 1, "memory exhausted"},
+		"kills itself":    {"kill -9 $$", spec.Limits{}, LimitNone, exitKill, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			eachIsolation(t, func(t *testing.T, r *Runner) {
