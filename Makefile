@@ -30,6 +30,10 @@ postgres: ## Find a Postgres, or install one where that is allowed
 demo: build postgres ## Run a mixed batch on two simulated engines and print a summary
 	@$(BIN)/holdfast demo
 
+.PHONY: demo-faults
+demo-faults: build postgres ## The demo while an engine crashes, events are lost and weights change
+	@$(BIN)/holdfast demo --faults
+
 .PHONY: test
 test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
 	$(GO) test -timeout 20m ./...

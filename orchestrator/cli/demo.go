@@ -44,21 +44,25 @@ next start finds the run and finishes it.`,
 	}
 	flags := addConfigFlags(cmd, demoConfig(), poolFlags, routerFlags, limitFlags, devFlags, logFlags)
 	seed := cmd.Flags().Uint64("seed", 1, "seed of the batch")
+	faults := cmd.Flags().Bool("faults", false, "crash an engine, lose KV events, stall a metrics page and update the weights while the batch runs, on three engines")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		cfg, err := flags.load((*config.Config).ValidateDev)
 		if err != nil {
 			return err
+		}
+		if *faults {
+			withFaults(cmd, &cfg)
 		}
 		log, closeLog, err := demoLogger(cfg)
 		if err != nil {
 			return err
 		}
 		defer closeLog()
-		d := demo{cfg: cfg, seed: *seed, out: cmd.OutOrStdout()}
+		d := demo{cfg: cfg, seed: *seed, faults: *faults, out: cmd.OutOrStdout()}
 		err = runDev(cmd.Context(), cfg, log, d.out, d.run)
 		switch {
 		case errors.Is(err, errDemoDone):
-			return json.NewEncoder(d.out).Encode(d.summary)
+			return json.NewEncoder(d.out).Encode(d.result)
 		case cmd.Context().Err() != nil:
 			return errors.New("interrupted; the next start goes on where this one stopped")
 		}
@@ -93,8 +97,11 @@ func demoLogger(cfg config.Config) (*slog.Logger, func(), error) {
 type demo struct {
 	cfg     config.Config
 	seed    uint64
+	faults  bool
 	out     io.Writer
 	summary Summary
+	// result is what the last line says.
+	result any
 }
 
 // run submits or finds the batch and sees it through to its last sample.
@@ -110,6 +117,11 @@ func (d *demo) run(ctx context.Context, address string) error {
 	}
 	fmt.Fprintf(d.out, "API: http://%s   run %s\n\n", address, run)
 	group, working := errgroup.WithContext(ctx)
+	var disturbed *disturbance
+	if d.faults {
+		disturbed = &disturbance{client: c, pool: d.cfg.Pool, run: run, out: d.out, began: time.Now()}
+		group.Go(func() error { return disturbed.inject(working) })
+	}
 	group.Go(func() error { return d.consume(working, c, run) })
 	group.Go(func() error {
 		return follow(working, c, run, time.Second, newProgress(d.out), func(b wire.Backlog) bool { return b.Total.Backlog == 0 })
@@ -117,9 +129,21 @@ func (d *demo) run(ctx context.Context, address string) error {
 	if err := group.Wait(); err != nil {
 		return err
 	}
-	if err := d.report(ctx, c, run); err != nil {
+	samples, err := d.report(ctx, c, run)
+	if err != nil {
 		return err
 	}
+	d.result = d.summary
+	if disturbed != nil {
+		cost, err := disturbed.cost(ctx, samples)
+		if err != nil {
+			return err
+		}
+		cost.Summary = d.summary
+		cost.print(d.out)
+		d.result = cost
+	}
+	d.pointOn()
 	return errDemoDone
 }
 
@@ -195,10 +219,10 @@ func (d *demo) consume(ctx context.Context, c *client.Client, run uuid.UUID) err
 }
 
 // report reads all samples once more, without their tokens, and sums them up.
-func (d *demo) report(ctx context.Context, c *client.Client, run uuid.UUID) error {
+func (d *demo) report(ctx context.Context, c *client.Client, run uuid.UUID) ([]wire.Sample, error) {
 	backlog, err := c.Backlog(ctx, run)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	released := map[string]int64{}
 	for _, class := range backlog.Classes {
@@ -208,7 +232,7 @@ func (d *demo) report(ctx context.Context, c *client.Client, run uuid.UUID) erro
 	for after := ""; ; {
 		page, err := c.Samples(ctx, run, client.SamplesQuery{After: after, Limit: 1_000, Encoding: "none"})
 		if err != nil {
-			return err
+			return nil, err
 		}
 		samples = append(samples, page.Samples...)
 		if !page.More {
@@ -218,6 +242,11 @@ func (d *demo) report(ctx context.Context, c *client.Client, run uuid.UUID) erro
 	}
 	d.summary = summarise(released, samples)
 	d.printSamples(samples)
+	return samples, nil
+}
+
+// pointOn says where to look next.
+func (d *demo) pointOn() {
 	fmt.Fprintf(d.out, `
 where to look next
   bin/holdfast dev                 a service of your own; then: bin/holdfast submit --demo, bin/holdfast watch
@@ -226,7 +255,6 @@ where to look next
   docs/architecture.md             how it works, on one page
 
 `, filepath.Join(d.cfg.Dev.DataDir, "holdfast.log"))
-	return nil
 }
 
 // printSamples shows the figures per class.

@@ -23,7 +23,9 @@ func simulatedID(i int) string { return fmt.Sprintf("sim-%d", i) }
 func startEngines(cfg config.Dev, log *slog.Logger) (*simulatedEngines, error) {
 	engines := &simulatedEngines{}
 	for i := range cfg.Engines {
-		server, err := startEngine(simulatedConfig(cfg, log.With("engine", simulatedID(i))), "127.0.0.1:0")
+		engine := simulatedConfig(cfg, log.With("engine", simulatedID(i)))
+		engine.KVEvents = simulated.KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0"}
+		server, err := startEngine(engine, "127.0.0.1:0")
 		if err != nil {
 			engines.stop()
 			return nil, err
