@@ -220,3 +220,25 @@ func TestIndexAfterFailover(t *testing.T) {
 		t.Fatalf("%+v", out)
 	}
 }
+
+// TestHeldTurnIsNamedAnew: weights may change while a turn is held; asked again, it
+// is looked for under its new names.
+func TestHeldTurnIsNamedAnew(t *testing.T) {
+	w := newWorld(t, DefaultConfig(), 1)
+	w.join("a", 1_000, 0)
+	w.step(&BlocksStored{At: w.now, Instance: "a", Blocks: []BlockHash{1 << 40}})
+	blocking := w.open("agent", GroupID{}, 14_000, 0)
+	w.ask(blocking)
+	r := w.open("agent", GroupID{}, 6_400, 0)
+	if out := w.ask(r); out[len(out)-1].Kind != Hold {
+		t.Fatalf("not held: %+v", out)
+	}
+	w.step(&BlocksStored{At: w.now, Instance: "a", Blocks: renamed(r.hashes)[:300]})
+	w.step(&TurnRequested{At: w.now, Session: r.id, Class: r.class, Turn: r.turn, PromptTokens: r.prompt, NewBlocks: renamed(r.hashes)})
+	w.end(blocking, 10, false)
+	w.finish(blocking, Completed)
+	last := w.out[len(w.out)-1]
+	if last.Kind != Admit || last.Session != r.id || last.Numbers.PredictedCachedTokens != 4_800 {
+		t.Fatalf("%+v", last)
+	}
+}

@@ -107,8 +107,9 @@ func (c *Core) extendChain(s *session, ev *TurnRequested) (kept int) {
 // repeat answers a turn that is asked for again while it waits or runs; nothing
 // changes but the wishes that came with it.
 func (c *Core) repeat(s *session, ev *TurnRequested, out []Decision) []Decision {
-	if ev.Turn == s.turn && ev.KnownBlocks+len(ev.NewBlocks) > s.chain.Blocks() {
-		c.extendChain(s, ev)
+	if ev.Turn == s.turn && len(ev.NewBlocks) > 0 && (s.phase == held || ev.KnownBlocks+len(ev.NewBlocks) > s.chain.Blocks()) {
+		// While it was held its blocks may have been named anew, under other weights.
+		c.renewChain(s, ev)
 	}
 	if s.protected() {
 		return append(out, c.admitted(s, ev.Turn))
