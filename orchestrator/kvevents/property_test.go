@@ -161,7 +161,9 @@ type world struct {
 	up      bool
 	replays bool
 	faulty  bool
-	log     []string
+	// spare: the next batch arrives in its place, whatever else goes wrong.
+	spare bool
+	log   []string
 }
 
 func newWorld(t *testing.T, seed uint64) *world {
@@ -257,6 +259,11 @@ func (w *world) publish() {
 		return
 	}
 	f := flight{seq, payload}
+	if w.spare {
+		w.spare = false
+		w.flying = append(w.flying, f, f) // the second one keeps later batches from passing it
+		return
+	}
 	switch {
 	case w.faulty && w.rng.IntN(15) == 0:
 		w.note("lose %d", seq)
@@ -282,9 +289,12 @@ func (w *world) odd() {
 		w.cut()
 		w.engine.restart()
 	case 2:
-		// The engine restarts behind a proxy: the connection stays.
+		// The engine restarts behind a proxy: the connection stays. Were its first
+		// batches lost up to just the number awaited, nothing would tell it from before;
+		// that one case is left out, and named in docs/kv-events.md.
 		w.note("restart unseen")
 		w.engine.restart()
+		w.spare = true
 	case 3:
 		// The caller resets the cache. An idle engine tells it with its next batch.
 		w.note("ordered clear")
