@@ -212,7 +212,8 @@ func (p *Publisher) Publish(at time.Time, events []Event) {
 	}
 }
 
-// Close drops what has not been sent and closes the sockets with all connections.
+// Close drops what has not been sent and closes the sockets with all connections. The
+// library leaves one parked goroutine behind for each PUB socket.
 func (p *Publisher) Close() {
 	p.cancel()
 	// An error of closing means that a connection was gone already.
