@@ -39,6 +39,19 @@ test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Te
 	$(GO) test -timeout 20m ./...
 	cd orchestrator/temporaldev && $(GO) vet ./...
 
+# Built once, outside the tree: a real inference server with its own C++ parts. Later
+# versions need headers that a plain machine lacks.
+OLLAMA_VERSION := v0.9.0
+ENGINE_BIN := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast/ollama-$(OLLAMA_VERSION)/ollama
+
+$(ENGINE_BIN):
+	@echo "building the inference server for tests (about 4 minutes on 2 cores)"
+	GOBIN=$(dir $(ENGINE_BIN)) CGO_ENABLED=1 GOFLAGS=-p=1 nice $(GO) install github.com/ollama/ollama@$(OLLAMA_VERSION)
+
+.PHONY: test-engine
+test-engine: $(ENGINE_BIN) $(BIN)/holdfast-temporal postgres ## The service in front of a real inference server with a tiny model
+	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 10m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
+
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
 	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./workflows/... ./store ./api

@@ -28,12 +28,13 @@ import (
 )
 
 // BinaryVariable names the environment variable that points to the server's binary.
-const BinaryVariable = "HOLDFAST_TEST_ENGINE"
+// It does not begin with HOLDFAST_, since the service reads all of those.
+const BinaryVariable = "REAL_ENGINE_BIN"
 
 // The server's size: Parallel generations at a time, ContextTokens each.
 const (
 	Parallel      = 4
-	ContextTokens = 2048
+	ContextTokens = 16_384
 )
 
 // Names of models. Endless never ends an output by itself.
@@ -122,7 +123,8 @@ func (s *Server) Kill() {
 }
 
 // create gives a model to the server. One thread is the fastest for a model this
-// small: several would mostly wait for each other.
+// small, since several would mostly wait for each other; small batches keep the memory
+// for a long context small.
 func (s *Server) create(tb testing.TB, name string, cfg tinygguf.Config) {
 	tb.Helper()
 	var model bytes.Buffer
@@ -133,7 +135,8 @@ func (s *Server) create(tb testing.TB, name string, cfg tinygguf.Config) {
 	digest := "sha256:" + hex.EncodeToString(sum[:])
 	s.post(tb, "/api/blobs/"+digest, &model)
 	document, err := json.Marshal(map[string]any{
-		"model": name, "files": map[string]string{"tiny.gguf": digest}, "parameters": map[string]any{"num_thread": 1}, "stream": false,
+		"model": name, "files": map[string]string{"tiny.gguf": digest}, "stream": false,
+		"parameters": map[string]any{"num_thread": 1, "num_batch": 64},
 	})
 	if err != nil {
 		tb.Fatal(err)
