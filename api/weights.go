@@ -62,7 +62,7 @@ func (s *Server) registerWeights() {
 		id: "cancel-weight-update", method: http.MethodPost, path: "/pools/{pool}/weight-updates/{version}/cancel", tag: tag, status: http.StatusAccepted,
 		summary:     "Give the update up: the engines are resumed with the old weights",
 		description: "Put the old weights back first if they were replaced. Refused with 409 while the update is committing and once its version is in force. The version may be begun anew.",
-		terms:       terms{roles: trainers}, problems: []int{http.StatusNotFound, http.StatusConflict},
+		terms:       terms{roles: caretakers}, problems: []int{http.StatusNotFound, http.StatusConflict},
 	}, s.cancelWeights)
 }
 

@@ -353,7 +353,7 @@ func (f *fixture) expectAsked(ctx context.Context, id uuid.UUID, asked bool) {
 	f.t.Helper()
 	session, err := f.Session(ctx, id)
 	must(f.t, err)
-	if session.CancelRequested != asked || asked && !strings.HasPrefix(session.CancelReason, "stale: 2 policy versions") {
+	if session.CancelRequested != asked || asked && !strings.HasPrefix(session.CancelReason, "stale: 2 behind") {
 		f.t.Fatalf("session %+v, want asked to end: %v", session, asked)
 	}
 }

@@ -301,7 +301,7 @@ with bounds as (
     order by s.session_id for no key update of s
 ), asked as (
     update sessions s set stale = true, cancel_requested_at = statement_timestamp(), event_seq = s.event_seq + 1,
-           cancel_reason = 'stale: ' || l.age || ' policy versions old, the contract allows ' || l.staleness_bound
+           cancel_reason = 'stale: ' || l.age || ' behind the policy version, the contract allows ' || l.staleness_bound
     from locked l where s.session_id = l.session_id
     returning s.session_id, s.run_id, s.event_seq, s.cancel_reason
 ), events as (

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/api/client"
 	"holdfast/api/wire"
 	"holdfast/workflows/task"
@@ -74,11 +76,54 @@ func TestWeightUpdateInTheMiddleOfARun(t *testing.T) {
 			}
 		})
 	}
+	t.Run("stale", func(t *testing.T) { s.endStale(ctx, t, run.ID, reader) })
 	if err := s.store.VerifyCounters(ctx, run.ID); err != nil {
 		t.Error(err)
 	}
-	if out := s.weights(ctx, t, "status"); !strings.Contains(out, "at policy version 2") || !strings.Contains(out, "version 1: committed, requested, mode abort") {
+	if out := s.weights(ctx, t, "status"); !strings.Contains(out, "at policy version 3") || !strings.Contains(out, "version 1: committed, requested, mode abort") {
 		t.Errorf("the status is %q", out)
+	}
+}
+
+// endStale commits weights that leave a contract no patience with older sessions:
+// each ends as stale, the one that comes after them completes.
+func (s *inProcess) endStale(ctx context.Context, t *testing.T, run uuid.UUID, reader *client.Reader) {
+	contract := demoRun("", "").Contract
+	contract.StalenessBound, contract.StalePolicy = new(int), "end"
+	if _, err := s.client.PutContract(ctx, run, contract); err != nil {
+		t.Fatal(err)
+	}
+	spec := task.Spec{Class: "rlvr", GroupSize: 3, Prompt: task.Prompt{Synthetic: &task.Synthetic{Tokens: 100, Seed: 99}},
+		Environment: &task.Environment{Kind: task.EnvironmentReplay, Turns: []task.ReplayTurn{{OutputTokens: 90_000}}}}
+	if _, err := s.client.SubmitBatch(ctx, run, "stale", client.NewBatch{Tasks: client.Tasks([]task.Spec{spec})}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, time.Minute, "the sessions generate", func() bool {
+		return s.engines.servers[0].Stats().Running()+s.engines.servers[1].Stats().Running() == 3
+	})
+	s.weights(ctx, t, "begin", "3")
+	s.weights(ctx, t, "commit", "3")
+	update, err := s.client.WeightUpdate(ctx, "default", 3)
+	if err != nil || update.SessionsOverBound != 3 || update.SessionsEnded != 3 {
+		t.Fatalf("update %+v, %v", update, err)
+	}
+	spec.GroupSize, spec.Environment.Turns[0].OutputTokens = 1, 5
+	if _, err := s.client.SubmitBatch(ctx, run, "fresh", client.NewBatch{Tasks: client.Tasks([]task.Spec{spec})}); err != nil {
+		t.Fatal(err)
+	}
+	ended := map[string]int{}
+	for range 4 {
+		sample, err := reader.Next(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ended[sample.Status]++
+		if sample.Status == "stale" && (!strings.HasPrefix(sample.Problem, "stale: 1 behind the policy version, the contract allows 0") || sample.Reward != nil) {
+			t.Errorf("a stale sample has problem %q and reward %v", sample.Problem, sample.Reward)
+		}
+	}
+	if ended["stale"] != 3 || ended["completed"] != 1 {
+		t.Errorf("ended %v", ended)
 	}
 }
 

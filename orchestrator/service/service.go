@@ -72,6 +72,7 @@ type owned struct {
 	epoch   int64
 	loop    *pool.Loop
 	engines *fleet.Fleet
+	updates *weights.Coordinator
 }
 
 // errLost ends a term of ownership.
@@ -98,8 +99,10 @@ func New(cfg Config) (*Service, error) {
 		return nil, fmt.Errorf("service: %w", err)
 	}
 	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens}
-	if err := cfg.Registerer.Register(newFleetMetrics(cfg.Pool, s.statuses)); err != nil {
-		return nil, fmt.Errorf("service: registering metrics: %w", err)
+	for _, c := range []prometheus.Collector{newFleetMetrics(cfg.Pool, s.statuses), newWeightMetrics(cfg.Pool, s.weightStatus)} {
+		if err := cfg.Registerer.Register(c); err != nil {
+			return nil, fmt.Errorf("service: registering metrics: %w", err)
+		}
 	}
 	return s, nil
 }
@@ -195,7 +198,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		return r.run(ctx)
 	})
 	term.Go(func() error { return s.work(ctx, acts) })
-	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines})
+	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates})
 	err = term.Wait()
 	s.owned.Store(nil)
 	s.release(epoch)

@@ -87,6 +87,7 @@ type Coordinator struct {
 	members map[router.InstanceID]*member
 	open    bool
 	salt    string
+	status  Status
 
 	// The fields below belong to Run's goroutine.
 	jobs    map[router.InstanceID]*job
@@ -94,6 +95,23 @@ type Coordinator struct {
 	looked  bool
 	// round counts looks at the store; jobs read it.
 	round atomic.Int64
+}
+
+// Status is what a Coordinator is at.
+type Status struct {
+	// PolicyVersion, State and BeganAt are those of the open update, zero if there is none.
+	PolicyVersion int64
+	State         store.WeightState
+	BeganAt       time.Time
+	// Unasked counts changes of weights that nobody had asked for.
+	Unasked int64
+}
+
+// Status tells what the coordinator is at.
+func (c *Coordinator) Status() Status {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.status
 }
 
 // New returns a coordinator that has not started.
@@ -190,6 +208,7 @@ func (c *Coordinator) take(listed []store.Instance, update *store.WeightUpdate, 
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.open, c.salt = open, salt
+	c.status.PolicyVersion, c.status.State, c.status.BeganAt = update.PolicyVersion, update.State, update.BeganAt
 	registered := make(map[router.InstanceID]bool, len(listed))
 	for i := range listed {
 		id := router.InstanceID(listed[i].ID)

@@ -362,6 +362,20 @@ func TestInstanceThatJoinsInTheMiddleIsBroughtAlong(t *testing.T) {
 	}
 }
 
+func TestPoolWithoutEnginesTakesAVersion(t *testing.T) {
+	w := newWorld(t, 0)
+	w.begin(2, "wait", nil)
+	w.await(2, store.WeightPaused)
+	if status := w.c.Status(); status.PolicyVersion != 2 || status.BeganAt.IsZero() {
+		t.Errorf("status %+v", status)
+	}
+	w.commit(2, store.CacheSalt)
+	w.await(2, store.WeightCommitted)
+	if v := w.versions(); v["pool"] != 2 {
+		t.Errorf("versions %v", v)
+	}
+}
+
 func TestObserveModeCallsNoEngine(t *testing.T) {
 	w := newWorld(t, 2)
 	w.begin(1, "abort", func(u *store.NewWeightUpdate) { u.Control = store.ControlObserve })
@@ -407,6 +421,9 @@ func TestWeightsChangedUnaskedAreNoticed(t *testing.T) {
 	}
 	if !slices.Equal(w.resets("e1"), []int64{3}) {
 		t.Errorf("e1 was reset to %v, want the announced version alone", w.resets("e1"))
+	}
+	if status := w.c.Status(); status.Unasked != 3 || status.State != "" {
+		t.Errorf("status %+v", status)
 	}
 	history, err := w.WeightUpdates(w.ctx, pool, nil, 0)
 	if err != nil || len(history) != 3 || history[0].PolicyVersion != 7 || history[0].Source != store.WeightObserved || history[1].Source != store.WeightAnnounced {

@@ -99,6 +99,7 @@ func (c *Coordinator) askVersion(ctx context.Context, id router.InstanceID) {
 	}
 	log := c.cfg.Logger.With("instance", id, "reported", label, "known", known)
 	if version < 0 {
+		c.countUnasked()
 		log.Warn("an engine's weights changed unasked, to a version that is no number: its cache is taken for empty")
 		c.cfg.Engines.CacheCleared(ctx, id, known)
 		if err := c.cfg.Router.Tell(ctx, &router.InstanceReset{Instance: id, PolicyVersion: known}); err != nil && ctx.Err() == nil {
@@ -117,9 +118,16 @@ func (c *Coordinator) askVersion(ctx context.Context, id router.InstanceID) {
 		return
 	}
 	if changed {
+		c.countUnasked()
 		log.Warn("an engine's weights changed unasked")
 		c.notify()
 	}
+}
+
+func (c *Coordinator) countUnasked() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.status.Unasked++
 }
 
 // judge tells whether an engine's word means that its weights changed unasked, and
