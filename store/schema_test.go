@@ -4,6 +4,7 @@ import (
 	"errors"
 	"testing"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"holdfast/router"
@@ -18,6 +19,7 @@ func TestConstraintsBite(t *testing.T) {
 	ids := f.dispatch()
 	f.decide(f.admit(ids[0], 0, "w1"), f.hold(ids[1], 0, router.AtCap))
 	f.commit(ids[0], 0)
+	f.save(checkpoint(ids[0], 1, 0, 3, 1, uuid.Nil))
 	f.end(ids[2], router.Completed)
 	f.samples(store.SampleQuery{Consumer: "trainer"})
 	conn := f.conn()
@@ -54,6 +56,10 @@ func TestConstraintsBite(t *testing.T) {
 		{`insert into turns select * from turns`, unique},
 		{`insert into segments select * from segments`, unique},
 		{`update segments set kind = 'prompt' where logprobs is not null`, check},
+		{`update turn_checkpoints set previous = gen_random_uuid()`, check},
+		{`update turn_checkpoints set start_tokens = 1`, check},
+		{`update turn_checkpoints set tokens = 0`, check},
+		{`insert into turn_checkpoints select * from turn_checkpoints`, unique},
 		{`update consumers set acked_seq = delivered_seq + 1`, check},
 		{`insert into runs (run_id, pool, name, state, contract_version) values (gen_random_uuid(), 'main', 'x', 'active', 1)`, unique},
 		{`update runs set state = 'ended'`, check},

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+	"github.com/prometheus/client_golang/prometheus"
 	"go.temporal.io/sdk/activity"
 	"go.temporal.io/sdk/testsuite"
 	"pgregory.net/rapid"
@@ -324,6 +325,10 @@ func TestContradictingStreamIsNotTrusted(t *testing.T) {
 	e := newEngines(t, step{tokens: 2 * testCheckpointTokens, end: endsBroken}, step{end: endsContradicting})
 	const wanted = 5 * testCheckpointTokens
 	a := f.worker(e, &placements{}, testCheckpointTokens)
+	registry := prometheus.NewRegistry()
+	var err error
+	a.cfg.Counters, err = NewCounters(registry, "main")
+	must(t, err)
 	id := f.session(single(wanted))
 	reply, err := a.turn(t.Context(), id, 0, &pulse{})
 	parsed(t, reply, err)
@@ -332,6 +337,18 @@ func TestContradictingStreamIsNotTrusted(t *testing.T) {
 	want := store.TurnEffort{Attempts: 3, Resumes: 2, TokensRegenerated: 3 * testCheckpointTokens}
 	if turn := f.onlyTurn(id); turn.TurnEffort != want || e.sampledAgain() != want.TokensRegenerated {
 		t.Errorf("turn %+v, want %+v", turn.TurnEffort, want)
+	}
+	families, err := registry.Gather()
+	must(t, err)
+	for _, family := range families {
+		counted := family.GetMetric()[0].GetCounter().GetValue()
+		if expected := map[string]float64{
+			"holdfast_tokens_generated_total":   wanted + 3*testCheckpointTokens,
+			"holdfast_tokens_regenerated_total": 3 * testCheckpointTokens,
+			"holdfast_turns_resumed_total":      2,
+		}[family.GetName()]; counted != expected {
+			t.Errorf("%s is %v, want %v", family.GetName(), counted, expected)
+		}
 	}
 }
 

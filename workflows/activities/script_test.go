@@ -178,6 +178,7 @@ func (e *engines) Generate(ctx context.Context, _ router.InstanceID, _ router.Se
 
 func (e *engines) end(ctx context.Context, how ending, finish engine.FinishReason, result engine.Result) (engine.Result, error) {
 	switch how {
+	case endsItself:
 	case endsBroken:
 		return result, &engine.Error{Class: engine.RetryElsewhere, Message: "reading the stream", Err: io.ErrUnexpectedEOF}
 	case endsCut:
