@@ -214,6 +214,8 @@ func parseServerInfo(body []byte) (Info, error) {
 		Ranks              *int64          `json:"dp_size"`
 		WeightVersion      json.RawMessage `json:"weight_version"`
 		States             []schedulerInfo `json:"internal_states"`
+		// What the simulated engine adds.
+		PrefillTokensPerSecond float64 `json:"prefill_tokens_per_second"`
 	}
 	if err := json.Unmarshal(body, &doc); err != nil {
 		return Info{}, err
@@ -234,6 +236,7 @@ func parseServerInfo(body []byte) (Info, error) {
 		MaxContextTokens: bounded(1<<40, doc.ContextLength, first.ContextLength),
 		MaxRunning:       int(bounded(1<<30, first.MaxRunningPerRank, doc.MaxRunningRequests) * ranks),
 		DataParallelSize: int(ranks), WeightVersion: weightVersion(doc.WeightVersion),
+		PrefillTokensPerSecond: max(doc.PrefillTokensPerSecond, 0),
 	}
 	if info.Model == "" {
 		info.Model = doc.ModelPath

@@ -1,0 +1,201 @@
+package engine_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"testing"
+	"time"
+
+	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/engine/simulated"
+	"holdfast/router/sim/instance"
+)
+
+// dialects are the simulated engine in each way that a client must understand.
+var dialects = map[string]struct {
+	kind string
+	cfg  simulated.Config
+}{
+	"vLLM":                {"vllm", simulated.Config{Dialect: simulated.VLLM}},
+	"SGLang":              {"sglang", simulated.Config{Dialect: simulated.SGLang}},
+	"SGLang, incremental": {"sglang", simulated.Config{Dialect: simulated.SGLang, IncrementalStream: true}},
+}
+
+// inEachDialect runs a test against each; change adds to the engine's configuration.
+func inEachDialect(t *testing.T, cfg simulated.Config, test func(t *testing.T, server *simulated.Server, client engine.Client)) {
+	for name, dialect := range dialects {
+		t.Run(name, func(t *testing.T) {
+			cfg := cfg
+			cfg.Dialect, cfg.IncrementalStream, cfg.StreamTick = dialect.cfg.Dialect, dialect.cfg.IncrementalStream, time.Millisecond
+			server, _ := startEngine(t, cfg)
+			client, err := engine.NewClient(dialect.kind, server.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, server, client)
+		})
+	}
+}
+
+func controllerOf(t *testing.T, client engine.Client) engine.Controller {
+	t.Helper()
+	c, ok := engine.ControllerOf(client)
+	if !ok {
+		t.Fatal("the client has no control")
+	}
+	return c
+}
+
+// inProgress starts a generation and waits for its first tokens.
+func inProgress(t *testing.T, client engine.Client, r engine.Request) <-chan engine.Result {
+	t.Helper()
+	begun, ended := make(chan struct{}), make(chan engine.Result, 1)
+	go func() {
+		first := sync.OnceFunc(func() { close(begun) })
+		result, err := client.Generate(t.Context(), r, func(engine.Progress) { first() })
+		if err != nil {
+			t.Error(err)
+		}
+		first()
+		ended <- result
+	}()
+	<-begun
+	return ended
+}
+
+func class(err error) engine.Class {
+	var e *engine.Error
+	if !errors.As(err, &e) {
+		return 0
+	}
+	return e.Class
+}
+
+func TestSessionInEachDialect(t *testing.T) {
+	inEachDialect(t, simulated.Config{TimeScale: 2000, WeightVersion: "v1"}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
+		context, cached := tokens(1000, 1), 0
+		for turn := range 3 {
+			r, err := client.Generate(t.Context(), request(context, 1500), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(r.OutputIDs) != 1500 || len(r.Logprobs) != 1500 || r.FinishReason != engine.FinishLength || r.PromptTokens != len(context) || r.CachedTokens != cached || r.IDsReencoded {
+				t.Fatalf("turn %d: %d ids, %d logprobs, finish %v, prompt %d, cached %d, want %d", turn, len(r.OutputIDs), len(r.Logprobs), r.FinishReason, r.PromptTokens, r.CachedTokens, cached)
+			}
+			context = append(context, r.OutputIDs...)
+			cached = (len(context) - 1) / 16 * 16
+			context = append(context, tokens(100, turn+2)...)
+		}
+		// Another salt finds nothing of it.
+		salted := request(context, 1)
+		salted.CacheSalt = "v2"
+		if r, err := client.Generate(t.Context(), salted, nil); err != nil || r.CachedTokens != 0 {
+			t.Errorf("under another salt: %d tokens cached, %v", r.CachedTokens, err)
+		}
+	})
+}
+
+// TestWeightUpdateInEachDialect: what each way of pausing does to a generation.
+func TestWeightUpdateInEachDialect(t *testing.T) {
+	const output = 3000
+	inEachDialect(t, simulated.Config{TimeScale: 100}, func(t *testing.T, server *simulated.Server, client engine.Client) {
+		control := controllerOf(t, client)
+		for mode := engine.PauseAbort; mode <= engine.PauseInPlace; mode++ {
+			ended := inProgress(t, client, request(tokens(500, int(mode)), output))
+			if err := control.Pause(t.Context(), mode); err != nil {
+				t.Fatalf("%v: %v", mode, err)
+			}
+			version := "after-" + mode.String()
+			if err := control.SetWeightVersion(t.Context(), version); err != nil {
+				t.Fatalf("%v: %v", mode, err)
+			}
+			if got, err := control.WeightVersion(t.Context()); err != nil || got != version {
+				t.Errorf("%v: weights %q, %v", mode, got, err)
+			}
+			var result engine.Result
+			if mode == engine.PauseAbort || mode == engine.PauseWait {
+				// These end it before the pause is lifted.
+				result = <-ended
+			}
+			if err := control.Resume(t.Context()); err != nil {
+				t.Fatalf("%v: %v", mode, err)
+			}
+			if mode == engine.PauseKeep || mode == engine.PauseInPlace {
+				result = <-ended
+			}
+			if mode == engine.PauseAbort {
+				if n := len(result.OutputIDs); result.FinishReason != engine.FinishAbort || n == 0 || n == output || n != len(result.Logprobs) {
+					t.Errorf("aborted: %d tokens, %d logprobs, finish %v", n, len(result.Logprobs), result.FinishReason)
+				}
+			} else if result.FinishReason != engine.FinishLength || len(result.OutputIDs) != output {
+				t.Errorf("%v: %d tokens, finish %v", mode, len(result.OutputIDs), result.FinishReason)
+			}
+			if preempted := server.Stats().Preemptions > 0; preempted != (mode >= engine.PauseKeep) {
+				t.Errorf("%v: preempted %v", mode, preempted)
+			}
+		}
+	})
+}
+
+func TestCacheResetInEachDialect(t *testing.T) {
+	inEachDialect(t, simulated.Config{TimeScale: 100}, func(t *testing.T, server *simulated.Server, client engine.Client) {
+		control := controllerOf(t, client)
+		ctx, cancel := context.WithCancel(t.Context())
+		begun, ended := make(chan struct{}), make(chan error, 1)
+		first := sync.OnceFunc(func() { close(begun) })
+		go func() {
+			_, err := client.Generate(ctx, request(tokens(500, 1), 30_000), func(engine.Progress) { first() })
+			ended <- err
+		}()
+		<-begun
+		if err := control.ResetCache(t.Context()); class(err) != engine.RetryHere {
+			t.Errorf("while a request runs: %v", err)
+		}
+		// A caller that leaves frees the engine.
+		cancel()
+		if err := <-ended; class(err) != engine.Cancelled {
+			t.Errorf("cancelled: %v", err)
+		}
+		until(t, "the engine to be empty", func() bool { return len(server.Requests()) == 0 })
+		if len(server.ResidentBlocks()) == 0 {
+			t.Error("nothing is cached")
+		}
+		if err := control.ResetCache(t.Context()); err != nil || len(server.ResidentBlocks()) != 0 {
+			t.Errorf("idle: %v, %d blocks cached", err, len(server.ResidentBlocks()))
+		}
+	})
+}
+
+// TestRanksInEachDialect: an instance of two ranks tells its whole capacity and the
+// load of each, and a request goes to the rank that it names.
+func TestRanksInEachDialect(t *testing.T) {
+	p := instance.Demo()
+	inEachDialect(t, simulated.Config{Engine: p, Ranks: 2, TimeScale: 50}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
+		info, err := client.Discover(t.Context())
+		if err != nil || info.CapacityBlocks != 2*int64(p.CapacityBlocks) || info.BlockTokens != p.BlockTokens || info.MaxContextTokens != int64(p.MaxContextTokens) || info.PrefillTokensPerSecond <= 0 {
+			t.Errorf("%+v, %v", info, err)
+		}
+		r := request(tokens(2000, 1), 20_000)
+		r.DataParallelRank = 1
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_, _ = client.Generate(ctx, r, nil)
+		}()
+		until(t, "the second rank to work", func() bool {
+			m, err := client.Metrics(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if len(m.Ranks) != 2 || m.Ranks[0].Running != 0 || m.CapacityBlocks != info.CapacityBlocks {
+				t.Fatalf("%+v", m)
+			}
+			return m.Ranks[1].Running == 1 && m.Ranks[1].KVUsage > 0 && m.Running == 1
+		})
+		cancel()
+		<-ended
+	})
+}
