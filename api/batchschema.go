@@ -81,10 +81,11 @@ var taskBounds = map[string]map[string]bound{
 		"max_run_seconds":    {text: "Wall time from admission, holds not counted.", least: float(0), most: float(task.MaxRunSeconds)},
 	},
 	"TaskEnvironment": {
-		"kind":       {enum: []any{string(task.EnvironmentReplay)}},
-		"turns":      {text: "Kind replay: one entry per model call, in order."},
-		"time_scale": {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
-		"reward":     {text: "Kind replay: the trajectory's recorded reward."},
+		"kind":         {enum: []any{string(task.EnvironmentReplay), string(task.EnvironmentExternal)}},
+		"turns":        {text: "Kind replay: one entry per model call, in order."},
+		"time_scale":   {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
+		"reward":       {text: "Kind replay: the trajectory's recorded reward."},
+		"idle_seconds": {text: "Kind external: after so long without a turn the session ends as failed; 0 or absent means 600.", least: float(0), most: float(task.MaxGapSeconds)},
 	},
 	"TaskReplayTurn": {
 		"output_tokens": {least: float(1), most: float(task.MaxOutputTokens)},

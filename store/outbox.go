@@ -20,6 +20,8 @@ const (
 	OutboxGrant OutboxKind = "grant"
 	// OutboxCancel asks the workflow to cancel.
 	OutboxCancel OutboxKind = "cancel"
+	// OutboxFinish tells the workflow that the harness has asked for the end.
+	OutboxFinish OutboxKind = "finish"
 )
 
 // OutboxRow is one message to a workflow, to be delivered at least once.

@@ -25,16 +25,23 @@ insert into outbox (pool, run_id, session_id, kind, reason)
 select pool, run_id, session_id, 'cancel', cancel_reason from sessions s
 where pool = $1 and ` + liveCondition + ` and cancel_requested_at is not null
   and not exists (select from outbox o where o.session_id = s.session_id and o.kind = 'cancel')`
+
+	requeueFinishesSQL = `
+insert into outbox (pool, run_id, session_id, kind)
+select pool, run_id, session_id, 'finish' from sessions s
+where pool = $1 and ` + liveCondition + ` and finish is not null
+  and not exists (select from outbox o where o.session_id = s.session_id and o.kind = 'finish')`
 )
 
 // RequeueMessages puts back what a dead owner of the pool may have owed to
 // workflows: the start of every session under way, the grant of every turn that
-// was admitted and not committed, and every cancellation, unless the message is
+// was admitted and not committed, every cancellation, and every end that a harness
+// asked for, unless the message is
 // there still. Delivering them again is harmless. It returns how many were added.
 func (s *Store) RequeueMessages(ctx context.Context, pool string) (int, error) {
 	added := 0
 	err := s.write(ctx, func(tx pgx.Tx) error {
-		for _, query := range []string{requeueStartsSQL, requeueGrantsSQL, requeueCancelsSQL} {
+		for _, query := range []string{requeueStartsSQL, requeueGrantsSQL, requeueCancelsSQL, requeueFinishesSQL} {
 			tag, err := tx.Exec(ctx, query, pool)
 			if err != nil {
 				return err

@@ -45,6 +45,8 @@ type TurnCommit struct {
 	// ToolSeconds passed in the environment between the turn before and this call.
 	ToolSeconds  float64
 	FinishReason string
+	// RequestID is the harness's name for the call that made the turn; empty for our own.
+	RequestID string
 	// 0 attempts mean 1.
 	TurnEffort
 }
@@ -95,8 +97,8 @@ with session as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
                        cached_tokens, output_tokens, appended_tokens, started_at, committed_at,
                        queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts,
-                       resumes, tokens_regenerated)
-    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19, $29, $30
+                       resumes, tokens_regenerated, request_id)
+    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19, $29, $30, nullif($31, '')
     from session
 ), segment as (
     insert into segments (session_id, turn, part, run_id, kind, policy_version, start_tokens, tokens, ids, logprobs)
@@ -119,7 +121,7 @@ from turns where session_id = $1 and turn > $2 order by turn limit $3`
 
 // CommitTurn makes a turn durable: the turn, its token segments and the session's
 // totals, in one round trip. Repeating it changes nothing and reports
-// alreadyCommitted. Refusals: ErrSessionEnded, ErrTurnOutOfOrder, ErrNotFound,
+// alreadyCommitted. Refusals: ErrSessionEnded, ErrTurnOutOfOrder, ErrTurnOfOtherRequest, ErrNotFound,
 // *FieldError for log-probabilities that are not finite or not as many as tokens.
 func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommitted bool, err error) {
 	if err := commit.check(); err != nil {
@@ -128,6 +130,9 @@ func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommi
 	args := commit.arguments()
 	var committed int
 	if err := s.pool.QueryRow(ctx, commitTurnSQL, args...).Scan(&committed); err != nil {
+		if violates(err, "turns_of_request") {
+			err = ErrTurnOfOtherRequest
+		}
 		return false, fmt.Errorf("committing turn %d of session %s: %w", commit.Turn, commit.SessionID, err)
 	}
 	if committed == 1 {
@@ -192,7 +197,7 @@ func (c *TurnCommit) arguments() []any {
 	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, int64(len(c.Appended)), c.PromptTokens,
 		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), added, c.StartedAt,
 		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
-		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated}
+		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID}
 }
 
 // turnParts are the columns of a turn's segments.

@@ -37,6 +37,9 @@ const (
 	OutcomeMore Outcome = "more"
 	// OutcomeOver: no further turn; Status says how the session ends.
 	OutcomeOver Outcome = "over"
+	// OutcomeOutside: a harness runs the session's loop, and turns do not pass
+	// through the workflow.
+	OutcomeOutside Outcome = "outside"
 )
 
 // AdmitReply answers an admit activity.
@@ -59,6 +62,18 @@ type TurnReply struct {
 	Scored  bool   `json:"scored,omitempty"`
 	Status  string `json:"status,omitempty"`
 	Problem string `json:"problem,omitempty"`
+}
+
+// OutsideReply answers an outside activity.
+type OutsideReply struct {
+	// Outcome is OutcomeOutside while the harness is at work, or OutcomeOver.
+	Outcome Outcome `json:"outcome"`
+	// WaitMillis is how long the harness may yet be silent, with OutcomeOutside.
+	WaitMillis int64 `json:"wait_ms,omitempty"`
+	// End is how the session ends, with OutcomeOver; it is scored by its task's scorer
+	// if Scored is true.
+	End    Completion `json:"end,omitzero"`
+	Scored bool       `json:"scored,omitempty"`
 }
 
 // ScoreReply answers a score activity. A nil reward means that there is none.

@@ -7,6 +7,10 @@ import "time"
 // and the turn's activity asks the router again before it calls an engine.
 const GrantSignal = "grant"
 
+// FinishSignal tells the workflow of a harness's session to look at what the
+// harness asked for. It has no payload, and repeating it is harmless.
+const FinishSignal = "finish"
+
 // SessionWorkflow is the registered name of Session.
 const SessionWorkflow = "holdfast.session"
 
@@ -16,6 +20,7 @@ const (
 	TurnActivity     = "holdfast.turn"
 	ScoreActivity    = "holdfast.score"
 	CompleteActivity = "holdfast.complete"
+	OutsideActivity  = "holdfast.outside"
 )
 
 // TaskQueue returns the Temporal task queue of a pool. Only the process that

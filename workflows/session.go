@@ -52,8 +52,11 @@ func (s *session) run(ctx workflow.Context) (Completion, error) {
 			if err != nil {
 				return Completion{}, err
 			}
-			if reply.Outcome == OutcomeOver {
+			switch reply.Outcome {
+			case OutcomeOver:
 				return Completion{Status: reply.Status, Problem: reply.Problem}, nil
+			case OutcomeOutside:
+				return s.outside(ctx)
 			}
 			turn = reply.Turn
 		}
@@ -95,7 +98,7 @@ func (s *session) admit(ctx workflow.Context, turn int) (AdmitReply, error) {
 		return reply, err
 	}
 	switch reply.Outcome {
-	case OutcomeAdmitted, OutcomeOver:
+	case OutcomeAdmitted, OutcomeOver, OutcomeOutside:
 		return reply, nil
 	case OutcomeHeld:
 		return reply, s.awaitGrant(ctx, reply.Turn)
@@ -149,6 +152,11 @@ func (s *session) finish(ctx workflow.Context, reply TurnReply) (Completion, err
 	if !reply.Scored {
 		return end, nil
 	}
+	return s.score(ctx, end)
+}
+
+// score lets the task's scorer give the reward.
+func (s *session) score(ctx workflow.Context, end Completion) (Completion, error) {
 	var score ScoreReply
 	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, bookkeepingOptions()),
 		ScoreActivity, s.input.Session).Get(ctx, &score)

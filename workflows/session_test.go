@@ -18,6 +18,7 @@ type script struct {
 	admit    func(TurnRef) (AdmitReply, error)
 	turn     func(TurnRef) (TurnReply, error)
 	score    func() (ScoreReply, error)
+	outside  func() (OutsideReply, error)
 	admitted []int
 	turns    []int
 	ended    []Completion
@@ -35,6 +36,8 @@ func (s *script) Turn(_ context.Context, ref TurnRef) (TurnReply, error) {
 
 func (s *script) Score(context.Context, string) (ScoreReply, error) { return s.score() }
 
+func (s *script) Outside(context.Context, string) (OutsideReply, error) { return s.outside() }
+
 func (s *script) Complete(_ context.Context, end Completion) error {
 	s.ended = append(s.ended, end)
 	return nil
@@ -49,6 +52,7 @@ func newEnvironment(t *testing.T, s *script) *testsuite.TestWorkflowEnvironment 
 	env.RegisterActivityWithOptions(s.Admit, activity.RegisterOptions{Name: AdmitActivity})
 	env.RegisterActivityWithOptions(s.Turn, activity.RegisterOptions{Name: TurnActivity})
 	env.RegisterActivityWithOptions(s.Score, activity.RegisterOptions{Name: ScoreActivity})
+	env.RegisterActivityWithOptions(s.Outside, activity.RegisterOptions{Name: OutsideActivity})
 	env.RegisterActivityWithOptions(s.Complete, activity.RegisterOptions{Name: CompleteActivity})
 	return env
 }

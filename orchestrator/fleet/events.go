@@ -57,6 +57,23 @@ func (m *member) listen(ctx context.Context) error {
 	}
 }
 
+// retellCache tells the router again what the instance caches, after it had left
+// and joined. That waits for an event stream that is whole, so that blocks which a
+// restart has cost are not told of.
+func (m *member) retellCache(ctx context.Context) {
+	m.mu.Lock()
+	owed := m.retell
+	m.mu.Unlock()
+	if !owed || m.events == nil || !m.events.Health().Trusted {
+		return
+	}
+	if m.events.Retell(ctx) == nil {
+		m.mu.Lock()
+		m.retell = false
+		m.mu.Unlock()
+	}
+}
+
 // Status is what the fleet sees of one instance.
 type Status struct {
 	Instance router.InstanceID

@@ -39,6 +39,8 @@ type member struct {
 	// state is what the router was told last; prompted is the engine's total of prompt tokens then.
 	state    router.Observability
 	prompted int64
+	// retell: the router has forgotten what the instance caches since the event source told it.
+	retell   bool
 	sessions map[router.SessionID]*resident
 }
 
@@ -130,6 +132,7 @@ func (m *member) look(ctx context.Context) error {
 		return err
 	}
 	m.markUp(ctx)
+	m.retellCache(ctx)
 	m.noticeRestart(ctx, metrics.PromptTokens)
 	m.observed(ctx, router.Fresh)
 	snapshot := &router.Snapshot{
@@ -193,7 +196,7 @@ func (m *member) missed(ctx context.Context, failures int, err error) {
 func (m *member) markUp(ctx context.Context) {
 	m.mu.Lock()
 	was, draining, info := m.up, m.draining, m.info
-	m.up = true
+	m.up, m.retell = true, m.retell || !m.up
 	m.mu.Unlock()
 	if was {
 		return

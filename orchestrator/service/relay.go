@@ -118,6 +118,8 @@ func (r *relay) send(ctx context.Context, row *store.OutboxRow) error {
 	case store.OutboxCancel:
 		r.cancelLocal(row.SessionID)
 		err = r.temporal.CancelWorkflow(ctx, id, "")
+	case store.OutboxFinish:
+		err = r.temporal.SignalWorkflow(ctx, id, "", workflows.FinishSignal, nil)
 	default:
 		return fmt.Errorf("outbox kind %q is unknown", row.Kind)
 	}

@@ -27,6 +27,8 @@ import (
 // Router decides where turns run; the pool's loop.
 type Router interface {
 	RequestTurn(ctx context.Context, request router.TurnRequested) (pool.Placement, error)
+	// AwaitTurn waits out holds, of which it tells.
+	AwaitTurn(ctx context.Context, request router.TurnRequested, onHold func(router.Reason)) (pool.Placement, error)
 	Tell(ctx context.Context, event router.Event) error
 }
 
@@ -72,6 +74,7 @@ type Activities struct {
 	cfg      Config
 	contexts *contextCache
 	running  *running
+	callers  callers
 	// retryBase is a constant but for tests.
 	retryBase time.Duration
 }
@@ -101,6 +104,7 @@ func New(cfg Config) (*Activities, error) {
 func (a *Activities) Register(w worker.ActivityRegistry) {
 	w.RegisterActivityWithOptions(a.Admit, activity.RegisterOptions{Name: workflows.AdmitActivity})
 	w.RegisterActivityWithOptions(a.Turn, activity.RegisterOptions{Name: workflows.TurnActivity})
+	w.RegisterActivityWithOptions(a.Outside, activity.RegisterOptions{Name: workflows.OutsideActivity})
 	w.RegisterActivityWithOptions(a.Score, activity.RegisterOptions{Name: workflows.ScoreActivity})
 	w.RegisterActivityWithOptions(a.Complete, activity.RegisterOptions{Name: workflows.CompleteActivity})
 }
@@ -121,6 +125,9 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 	}
 	if over, ok := a.overBefore(&work, ref.Turn); ok {
 		return workflows.AdmitReply{Outcome: workflows.OutcomeOver, Status: over.Status, Problem: over.Problem}, nil
+	}
+	if work.Spec.External() {
+		return workflows.AdmitReply{Outcome: workflows.OutcomeOutside}, nil
 	}
 	if ref.Turn < work.Turns {
 		// The workflow has fallen behind the store (it was started anew): it goes on
@@ -179,7 +186,12 @@ func (a *Activities) overBefore(work *store.WorkSession, turn int) (workflows.Tu
 	case turn < work.Turns:
 		return workflows.TurnReply{}, false
 	}
-	prompt := a.promptTokens(work, turn)
+	return a.overAt(work, turn, a.promptTokens(work, turn))
+}
+
+// overAt tells whether a limit ends the session before a turn whose prompt has so
+// many tokens.
+func (a *Activities) overAt(work *store.WorkSession, turn int, prompt int64) (workflows.TurnReply, bool) {
 	limits := work.Spec.Limits
 	if limit := a.cfg.Engines.MaxContextTokens(); limit > 0 && prompt >= limit {
 		if turn == 0 {

@@ -20,6 +20,8 @@ type sessionContext struct {
 	// next turn's tokens are appended.
 	tokens []int32
 	chain  blockChain
+	// lastRequest made the last turn, where a harness runs the loop; empty if unknown.
+	lastRequest string
 	// output is what the turn has generated so far, if it was cut; nil after a commit.
 	output *output
 }
@@ -56,6 +58,12 @@ func (c *contextCache) take(session uuid.UUID, turn int) *sessionContext {
 	if !ok || entry.work.Turns != turn {
 		return nil
 	}
+	return entry
+}
+
+// takeAny returns the session's context as it is and removes it, or nil.
+func (c *contextCache) takeAny(session uuid.UUID) *sessionContext {
+	entry, _ := c.entries.Invalidate(session)
 	return entry
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"strconv"
 	"time"
@@ -46,6 +47,10 @@ type generation struct {
 	// failures and cuts happened in a row; cutsInAll bounds the latter.
 	failures, cuts, cutsInAll int
 	avoid                     router.InstanceID
+	// onHold waits for admission and is told of holds; nil leaves a held turn to the
+	// workflow. onTokens, if set, sees the output grow.
+	onHold   func(router.Reason)
+	onTokens func(ids []int32, logprobs []float32)
 }
 
 // spent sums what the calls took.
@@ -64,22 +69,27 @@ func prefillSeconds(r *engine.Result) float64 {
 	return max(0, r.TimeToFirstTokenSeconds-r.QueueSeconds)
 }
 
-// generate calls engines until the turn's output is whole. A non-nil reply ends the
-// activity without a generated turn.
-func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int) (*generation, *workflows.TurnReply, error) {
+// newGeneration prepares a turn that goes on from the context's output.
+func (a *Activities) newGeneration(sc *sessionContext, turn int, request engine.Request) *generation {
 	g := &generation{
-		a: a, sc: sc, turn: turn, out: sc.output, request: a.engineRequest(sc, turn), startedAt: time.Now(),
+		a: a, sc: sc, turn: turn, out: sc.output, request: request, startedAt: time.Now(),
 		save: &saver{a: a, session: sc.work.ID, turn: turn, out: sc.output},
 	}
 	g.result.CachedTokens = -1
 	g.placement.Instance = router.InstanceID(g.out.instance)
+	return g
+}
+
+// run calls engines until the turn's output is whole. A non-nil reply ends the
+// turn without that.
+func (g *generation) run(ctx context.Context) (*workflows.TurnReply, error) {
 	for !g.whole() {
 		admitted, err := g.place(ctx)
 		if err != nil {
-			return nil, nil, err
+			return nil, err
 		}
 		if !admitted {
-			return nil, &workflows.TurnReply{Outcome: workflows.OutcomeHeld}, nil
+			return &workflows.TurnReply{Outcome: workflows.OutcomeHeld}, nil
 		}
 		before := len(g.out.ids)
 		end, err := g.call(ctx)
@@ -92,7 +102,7 @@ func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int)
 			// The session is cancelled or this worker is going down: its end, or the
 			// next try's question, tells the router.
 			g.save.part(ctx)
-			return nil, nil, ctx.Err()
+			return nil, ctx.Err()
 		}
 		if g.whole() {
 			break
@@ -101,10 +111,10 @@ func (a *Activities) generate(ctx context.Context, sc *sessionContext, turn int)
 		g.save.save(ctx)
 		reply, err := g.interrupted(ctx, end, err, len(g.out.ids)-before)
 		if reply != nil || err != nil {
-			return nil, reply, err
+			return reply, err
 		}
 	}
-	return g, nil, nil
+	return nil, nil
 }
 
 // whole tells whether the output needs no further call, as when a stream broke after
@@ -120,7 +130,11 @@ func (g *generation) place(ctx context.Context) (admitted bool, err error) {
 	ask := g.a.turnRequest(&g.sc.work, g.turn, int64(len(prompt)), g.avoid)
 	policyVersion, blockTokens := g.a.cfg.Engines.Hashing()
 	g.sc.chain.describe(&ask, prompt, policyVersion, blockTokens)
-	g.placement, err = g.a.cfg.Router.RequestTurn(ctx, ask)
+	if g.onHold != nil {
+		g.placement, err = g.a.cfg.Router.AwaitTurn(ctx, ask, g.onHold)
+	} else {
+		g.placement, err = g.a.cfg.Router.RequestTurn(ctx, ask)
+	}
 	return g.placement.Admitted, err
 }
 
@@ -168,6 +182,9 @@ func (g *generation) call(ctx context.Context) (callEnd, error) {
 		g.look()
 		if g.grow(p.OutputIDs, p.Logprobs) {
 			g.save.start(ctx)
+		}
+		if g.onTokens != nil {
+			g.onTokens(g.out.ids, g.out.logprobs)
 		}
 	})
 	g.save.settle()
@@ -320,13 +337,7 @@ func (g *generation) commit(committed int) store.TurnCommit {
 // engineRequest is the model call of a whole turn.
 func (a *Activities) engineRequest(sc *sessionContext, turn int) engine.Request {
 	spec := &sc.work.Spec
-	limit := outputTokens(spec, turn)
-	if room := a.cfg.Engines.MaxContextTokens() - int64(len(sc.tokens)); room > 0 && int64(limit) > room {
-		limit = int(room)
-	}
-	if limits := spec.Limits.MaxContextTokens; limits > 0 {
-		limit = min(limit, limits-len(sc.tokens))
-	}
+	limit := min(outputTokens(spec, turn), a.room(sc))
 	request := engine.Request{
 		SessionID: sc.work.ID.String(),
 		Prompt:    sc.tokens, MaxTokens: limit, MinTokens: min(spec.Sampling.MinTokens, limit), IgnoreEOS: spec.Sampling.IgnoreEOS,
@@ -343,6 +354,18 @@ func (a *Activities) engineRequest(sc *sessionContext, turn int) engine.Request 
 		request.MinTokens, request.IgnoreEOS = limit, true
 	}
 	return request
+}
+
+// room is how many tokens the context may yet grow by.
+func (a *Activities) room(sc *sessionContext) int {
+	room := math.MaxInt32
+	if limit := a.cfg.Engines.MaxContextTokens(); limit > int64(len(sc.tokens)) {
+		room = int(limit) - len(sc.tokens)
+	}
+	if limit := sc.work.Spec.Limits.MaxContextTokens; limit > 0 {
+		room = min(room, limit-len(sc.tokens))
+	}
+	return room
 }
 
 // pause waits before the next try, longer each time and with jitter.

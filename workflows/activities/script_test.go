@@ -2,6 +2,7 @@ package activities
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -252,6 +253,17 @@ func (p *placements) RequestTurn(_ context.Context, request router.TurnRequested
 		instance = "w2"
 	}
 	return pool.Placement{Admitted: true, Instance: instance, PredictedCachedTokens: request.PromptTokens / 2}, nil
+}
+
+// AwaitTurn asks again after a hold, of which it tells.
+func (p *placements) AwaitTurn(ctx context.Context, request router.TurnRequested, onHold func(router.Reason)) (pool.Placement, error) {
+	for {
+		placement, err := p.RequestTurn(ctx, request)
+		if err != nil || placement.Admitted || ctx.Err() != nil {
+			return placement, errors.Join(err, ctx.Err())
+		}
+		onHold(router.AtCap)
+	}
 }
 
 func (p *placements) Tell(_ context.Context, event router.Event) error {

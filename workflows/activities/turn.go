@@ -55,7 +55,8 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse)
 	p.follow(sc.output)
 	committed := len(sc.tokens)
 	sc.tokens = appendToolResult(sc.tokens, &sc.work, turn)
-	g, reply, err := a.generate(ctx, sc, turn)
+	g := a.newGeneration(sc, turn, a.engineRequest(sc, turn))
+	reply, err := g.run(ctx)
 	if err != nil || reply != nil {
 		if reply != nil && reply.Outcome == workflows.OutcomeHeld {
 			sc.tokens = sc.tokens[:committed]
@@ -128,7 +129,7 @@ func (a *Activities) commit(ctx context.Context, commit store.TurnCommit) (alrea
 		already, err = a.cfg.Store.CommitTurn(ctx, commit)
 		var field *store.FieldError
 		if err == nil || errors.Is(err, store.ErrSessionEnded) || errors.Is(err, store.ErrNotFound) ||
-			errors.Is(err, store.ErrTurnOutOfOrder) || errors.As(err, &field) || time.Now().After(deadline) {
+			errors.Is(err, store.ErrTurnOutOfOrder) || errors.Is(err, store.ErrTurnOfOtherRequest) || errors.As(err, &field) || time.Now().After(deadline) {
 			return already, err
 		}
 		if ctx.Err() != nil {

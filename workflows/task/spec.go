@@ -105,7 +105,13 @@ type EnvironmentKind string
 // Environment kinds.
 const (
 	EnvironmentReplay EnvironmentKind = "replay"
+	// EnvironmentExternal leaves the loop to a harness, which asks for one turn after
+	// the other and says when the session is over.
+	EnvironmentExternal EnvironmentKind = "external"
 )
+
+// DefaultIdleSeconds is how long a harness may be silent where its task does not say.
+const DefaultIdleSeconds = 600
 
 // Environment says who answers the model between turns.
 type Environment struct {
@@ -117,6 +123,9 @@ type Environment struct {
 	TimeScale float64 `json:"time_scale,omitempty"`
 	// Reward belongs to kind replay: the trajectory's recorded reward, if any.
 	Reward *float64 `json:"reward,omitempty"`
+	// IdleSeconds belongs to kind external: after so long without a turn the session
+	// ends as failed; 0 means DefaultIdleSeconds. Time spent held or generating does not count.
+	IdleSeconds float64 `json:"idle_seconds,omitempty"`
 }
 
 // ReplayTurn is one model call of a recorded session: it generates exactly
@@ -144,6 +153,11 @@ const (
 type Scorer struct {
 	Kind     ScorerKind `json:"kind"`
 	TokenIDs []int32    `json:"token_ids,omitempty"`
+}
+
+// External tells whether a harness outside runs the session's loop.
+func (s *Spec) External() bool {
+	return s.Environment != nil && s.Environment.Kind == EnvironmentExternal
 }
 
 // Members returns the number of sessions the task asks for.

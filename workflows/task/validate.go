@@ -200,9 +200,15 @@ func (s *Spec) checkEnvironment(path string) *FieldError {
 	}
 	path = field(path, "environment")
 	e := s.Environment
-	kinds := []EnvironmentKind{EnvironmentReplay}
+	kinds := []EnvironmentKind{EnvironmentReplay, EnvironmentExternal}
 	if !slices.Contains(kinds, e.Kind) {
 		return wrong(field(path, "kind"), "must be one of %s, is %s", oneOf(kinds), quoted(string(e.Kind)))
+	}
+	if e.Kind == EnvironmentExternal {
+		return e.checkExternal(path)
+	}
+	if e.IdleSeconds != 0 {
+		return wrong(field(path, "idle_seconds"), "belongs to kind %s", EnvironmentExternal)
 	}
 	if e.TimeScale != 0 {
 		if err := checkFloat(field(path, "time_scale"), e.TimeScale, MinTimeScale, MaxTimeScale); err != nil {
@@ -215,6 +221,18 @@ func (s *Spec) checkEnvironment(path string) *FieldError {
 		}
 	}
 	return s.checkReplayTurns(field(path, "turns"))
+}
+
+func (e *Environment) checkExternal(path string) *FieldError {
+	switch {
+	case e.Turns != nil:
+		return wrong(field(path, "turns"), "belongs to kind %s", EnvironmentReplay)
+	case e.TimeScale != 0:
+		return wrong(field(path, "time_scale"), "belongs to kind %s", EnvironmentReplay)
+	case e.Reward != nil:
+		return wrong(field(path, "reward"), "belongs to kind %s; a harness gives the reward when it ends the session", EnvironmentReplay)
+	}
+	return checkFloat(field(path, "idle_seconds"), e.IdleSeconds, 0, MaxGapSeconds)
 }
 
 func (s *Spec) checkReplayTurns(path string) *FieldError {

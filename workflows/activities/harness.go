@@ -1,0 +1,282 @@
+package activities
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/google/uuid"
+
+	"holdfast/orchestrator/engine"
+	"holdfast/router"
+	"holdfast/store"
+	"holdfast/workflows"
+	"holdfast/workflows/task"
+)
+
+// queuedInterval is how often a call looks whether its session has left the queue.
+const queuedInterval = 500 * time.Millisecond
+
+// callers knows the sessions in which a harness's call is under way.
+type callers struct {
+	mu   sync.Mutex
+	busy map[uuid.UUID]bool
+}
+
+// enter claims the session for one call.
+func (c *callers) enter(session uuid.UUID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.busy[session] {
+		return false
+	}
+	if c.busy == nil {
+		c.busy = make(map[uuid.UUID]bool)
+	}
+	c.busy[session] = true
+	return true
+}
+
+func (c *callers) leave(session uuid.UUID) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.busy, session)
+}
+
+func (c *callers) isBusy(session uuid.UUID) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.busy[session]
+}
+
+// HarnessTurn makes one model call for a harness: admission, which may take as long
+// as a hold lasts, placement, generation and commit, as for a session of our own.
+// Repeating a request that made a turn gives that turn. Refusals: ErrNotFound of the
+// store, and the errors of package workflows; when ctx ends, its own.
+func (a *Activities) HarnessTurn(ctx context.Context, id uuid.UUID, call workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {
+	if !a.callers.enter(id) {
+		return workflows.HarnessTurn{}, workflows.ErrTurnUnderWay
+	}
+	defer a.callers.leave(id)
+	ctx, release := a.running.track(ctx, id)
+	defer release()
+	turn, err := a.harnessTurn(ctx, id, &call, progress)
+	if err != nil {
+		return workflows.HarnessTurn{}, fmt.Errorf("session %s: %w", id, err)
+	}
+	return turn, nil
+}
+
+func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {
+	sc, err := a.harnessContext(ctx, id, progress.OnWait)
+	if err != nil {
+		return workflows.HarnessTurn{}, err
+	}
+	turn := sc.work.Turns
+	committed := len(sc.tokens)
+	if sc.lastRequest == "" || sc.lastRequest == call.RequestID {
+		if made, err := a.turnOfRequest(ctx, id, call.RequestID); err == nil || !errors.Is(err, store.ErrNotFound) {
+			a.contexts.put(sc)
+			return made, err
+		}
+	}
+	if err := appendCall(sc, call); err != nil {
+		a.contexts.put(sc)
+		return workflows.HarnessTurn{}, err
+	}
+	request := a.engineRequest(sc, turn)
+	if err := a.roomFor(sc, turn, call, &request); err != nil {
+		sc.tokens = sc.tokens[:committed]
+		a.contexts.put(sc)
+		return workflows.HarnessTurn{}, err
+	}
+	sc.output = newOutput(store.PartialTurn{}, a.cfg.CheckpointTokens)
+	g := a.newGeneration(sc, turn, request)
+	g.onHold = func(reason router.Reason) { progress.OnWait(reason.String()) }
+	g.onTokens = progress.OnTokens
+	reply, err := g.run(ctx)
+	if err != nil {
+		// The caller has left; what it was given goes back to the router.
+		if g.placement.Admitted {
+			a.tell(context.WithoutCancel(ctx), &router.TurnEnded{Session: router.SessionID(id), Turn: turn, Instance: g.placement.Instance, CachedTokens: -1, Failed: true})
+		}
+		return workflows.HarnessTurn{}, err
+	}
+	if reply != nil {
+		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: reply.Problem}
+	}
+	commit := g.commit(committed)
+	commit.RequestID = call.RequestID
+	already, err := a.commit(ctx, commit)
+	switch {
+	case errors.Is(err, store.ErrSessionEnded):
+		return workflows.HarnessTurn{}, workflows.ErrSessionOver
+	case err != nil:
+		return workflows.HarnessTurn{}, err
+	case already:
+		// Another owner was quicker, on the same request or another one.
+		return a.turnOfRequest(ctx, id, call.RequestID)
+	}
+	a.tell(ctx, g.ended())
+	a.cfg.Engines.Receipt(g.placement.Instance, g.placement.PredictedCachedTokens, int64(g.result.CachedTokens))
+	made := workflows.HarnessTurn{
+		Turn: turn, OutputIDs: g.out.ids, Logprobs: g.out.logprobs, FinishReason: g.finish.String(), PromptTokens: commit.PromptTokens,
+		CachedTokens: commit.CachedTokens, PolicyVersion: commit.PolicyVersion, Instance: commit.Instance,
+	}
+	sc.tokens = append(sc.tokens, g.out.ids...)
+	sc.output, sc.lastRequest = nil, call.RequestID
+	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
+	a.contexts.put(sc)
+	return made, nil
+}
+
+// harnessContext returns the session as it stands, once it has left the queue.
+func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait func(string)) (*sessionContext, error) {
+	if sc := a.contexts.takeAny(id); sc != nil {
+		return sc, nil
+	}
+	for {
+		work, err := a.cfg.Store.SessionForWork(ctx, id)
+		switch {
+		case err != nil:
+			return nil, err
+		case !work.Spec.External():
+			return nil, workflows.ErrNotHarness
+		case work.State == store.SessionEnded, work.CancelRequested:
+			return nil, workflows.ErrSessionOver
+		case work.State != store.SessionQueued:
+			sc := &sessionContext{work: work}
+			sc.tokens, err = a.cfg.Store.Context(ctx, id)
+			return sc, err
+		}
+		onWait(string(store.SessionQueued))
+		timer := time.NewTimer(queuedInterval)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return nil, ctx.Err()
+		}
+	}
+}
+
+func (a *Activities) turnOfRequest(ctx context.Context, id uuid.UUID, requestID string) (workflows.HarnessTurn, error) {
+	turn, ids, logprobs, err := a.cfg.Store.TurnOfRequest(ctx, id, requestID)
+	if err != nil {
+		return workflows.HarnessTurn{}, err
+	}
+	return workflows.HarnessTurn{
+		Turn: turn.Turn, OutputIDs: ids, Logprobs: logprobs, FinishReason: turn.FinishReason, PromptTokens: turn.PromptTokens,
+		CachedTokens: turn.CachedTokens, PolicyVersion: turn.PolicyVersion, Instance: turn.Instance, Repeated: true,
+	}, nil
+}
+
+// appendCall brings the context to what the call sends.
+func appendCall(sc *sessionContext, call *workflows.HarnessCall) error {
+	if call.Context == nil {
+		sc.tokens = append(sc.tokens, call.Append...)
+		return nil
+	}
+	common := 0
+	for common < min(len(sc.tokens), len(call.Context)) && sc.tokens[common] == call.Context[common] {
+		common++
+	}
+	if common < len(sc.tokens) {
+		return &workflows.RewrittenError{AtTokens: common, SessionTokens: len(sc.tokens)}
+	}
+	sc.tokens = append(sc.tokens, call.Context[common:]...)
+	return nil
+}
+
+// roomFor applies the call's sampling, and refuses it where a limit leaves no room.
+func (a *Activities) roomFor(sc *sessionContext, turn int, call *workflows.HarnessCall, request *engine.Request) error {
+	if reply, over := a.overAt(&sc.work, turn, int64(len(sc.tokens))); over {
+		if reply.Status == router.Cancelled.String() {
+			return workflows.ErrSessionOver
+		}
+		problem := reply.Problem
+		if problem == "" {
+			problem = "a limit of the task on turns, context or run time is reached"
+		}
+		return &workflows.LimitError{Limit: problem}
+	}
+	if call.MaxTokens > 0 {
+		request.MaxTokens = min(call.MaxTokens, a.room(sc))
+	}
+	if request.MaxTokens < 1 {
+		return &workflows.LimitError{Limit: fmt.Sprintf("the context of %d tokens leaves no room for output", len(sc.tokens))}
+	}
+	if call.MinTokens > 0 {
+		request.MinTokens = min(call.MinTokens, request.MaxTokens)
+	}
+	if call.Temperature != nil {
+		request.Temperature = *call.Temperature
+	}
+	if call.TopP != nil {
+		request.TopP = *call.TopP
+	}
+	if call.Seed != nil {
+		request.Seed = call.Seed
+	}
+	if call.StopTokenIDs != nil {
+		request.StopTokenIDs = call.StopTokenIDs
+	}
+	if call.Logprobs != nil {
+		request.WithLogprobs = *call.Logprobs
+	}
+	if call.IgnoreEOS != nil {
+		request.IgnoreEOS = *call.IgnoreEOS
+	}
+	return nil
+}
+
+// Outside tells whether a harness's session is over: because it asked for that, or
+// because it has been silent for too long.
+func (a *Activities) Outside(ctx context.Context, session string) (workflows.OutsideReply, error) {
+	id, err := uuid.Parse(session)
+	if err != nil {
+		return workflows.OutsideReply{}, fmt.Errorf("looking after a harness: session id: %w", err)
+	}
+	work, err := a.cfg.Store.SessionForWork(ctx, id)
+	if err != nil {
+		return workflows.OutsideReply{}, fmt.Errorf("looking after the harness of session %s: %w", id, err)
+	}
+	if work.State == store.SessionEnded || work.CancelRequested {
+		return workflows.OutsideReply{Outcome: workflows.OutcomeOver, End: workflows.Completion{Status: router.Cancelled.String()}}, nil
+	}
+	h, err := a.cfg.Store.Harness(ctx, id)
+	if err != nil {
+		return workflows.OutsideReply{}, fmt.Errorf("looking after the harness of session %s: %w", id, err)
+	}
+	if h.Finish != nil {
+		a.running.cancel(id)
+		return workflows.OutsideReply{
+			Outcome: workflows.OutcomeOver,
+			End: workflows.Completion{
+				Status: h.Finish.Status.String(), Reward: h.Finish.Reward, Detail: h.Finish.Detail, Problem: h.Finish.Problem,
+			},
+			Scored: h.Finish.Reward == nil && h.Finish.Status != router.Failed && work.Spec.Scorer != nil && work.Spec.Scorer.Kind != task.ScorerEnvironment,
+		}, nil
+	}
+	patience := time.Duration(idleSeconds(&work.Spec) * float64(time.Second))
+	silent := h.Now.Sub(h.QuietSince)
+	switch {
+	case a.callers.isBusy(id):
+		silent = 0
+	case silent >= patience:
+		return workflows.OutsideReply{Outcome: workflows.OutcomeOver, End: workflows.Completion{
+			Status: router.Failed.String(), Problem: fmt.Sprintf("the harness was silent for %.0f s", silent.Seconds()),
+		}}, nil
+	}
+	// A little longer, so that the next look does not come just too early.
+	return workflows.OutsideReply{Outcome: workflows.OutcomeOutside, WaitMillis: (patience - silent).Milliseconds() + 100}, nil
+}
+
+func idleSeconds(spec *task.Spec) float64 {
+	if s := spec.Environment.IdleSeconds; s > 0 {
+		return s
+	}
+	return task.DefaultIdleSeconds
+}

@@ -1,0 +1,82 @@
+package workflows
+
+import (
+	"errors"
+	"fmt"
+)
+
+// HarnessCall is one model call that a harness asks for in its session.
+type HarnessCall struct {
+	// RequestID tells the call from others of its session: asked again, it gives the
+	// turn that it made before.
+	RequestID string
+	// Context is the whole context as token ids, which begins with all that the session
+	// has so far; or nil, and Append is what follows that.
+	Context []int32
+	Append  []int32
+	// The task's sampling holds where these are absent.
+	MaxTokens    int
+	MinTokens    int
+	Temperature  *float64
+	TopP         *float64
+	Seed         *int64
+	StopTokenIDs []int32
+	Logprobs     *bool
+	IgnoreEOS    *bool
+}
+
+// HarnessTurn is the turn that a harness's call made.
+type HarnessTurn struct {
+	Turn      int
+	OutputIDs []int32
+	// Logprobs has one value per output token, or is nil if not asked for.
+	Logprobs []float32
+	// FinishReason is stop or length.
+	FinishReason string
+	PromptTokens int64
+	// CachedTokens is -1 if the engine did not tell.
+	CachedTokens  int64
+	PolicyVersion int64
+	Instance      string
+	// Repeated: an earlier call of the same request made the turn.
+	Repeated bool
+}
+
+// HarnessProgress is what happens while a call is under way.
+type HarnessProgress struct {
+	// OnWait is called when the call must wait, with the reason: queued, or a router's
+	// reason for a hold.
+	OnWait func(reason string)
+	// OnTokens is called as tokens come, with all output so far; both slices are only
+	// to be read during the call.
+	OnTokens func(ids []int32, logprobs []float32)
+}
+
+// Why a harness's call is refused.
+var (
+	ErrNotHarness   = errors.New("the task's environment is not external: the session runs its own loop")
+	ErrSessionOver  = errors.New("the session is over")
+	ErrTurnUnderWay = errors.New("another call of this session is under way")
+)
+
+// LimitError refuses a call that a limit of the task leaves no room for: the
+// harness is to end the session as truncated.
+type LimitError struct{ Limit string }
+
+func (e *LimitError) Error() string { return "no further turn: " + e.Limit }
+
+// RewrittenError refuses a context that does not go on from the session's own.
+type RewrittenError struct {
+	// AtTokens is the length of the common beginning, SessionTokens that of the session's context.
+	AtTokens, SessionTokens int
+}
+
+func (e *RewrittenError) Error() string {
+	return fmt.Sprintf("the context leaves the session's at token %d of %d: a session's tokens are kept as they were sampled, and only go on", e.AtTokens, e.SessionTokens)
+}
+
+// CallFailedError says that engines did not complete a call within the service's
+// attempts. The session goes on: the harness may ask again.
+type CallFailedError struct{ Problem string }
+
+func (e *CallFailedError) Error() string { return e.Problem }
