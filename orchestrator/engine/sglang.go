@@ -172,7 +172,7 @@ func (s *SGLang) Metrics(ctx context.Context) (Metrics, error) {
 func (s *SGLang) Discover(ctx context.Context) (Info, error) {
 	body, err := s.get(ctx, "/server_info", maxServerInfoBytes)
 	if hasStatus(err, http.StatusNotFound) {
-		// Its name before 0.5.8.
+		// Its older name.
 		body, err = s.get(ctx, "/get_server_info", maxServerInfoBytes)
 	}
 	if err != nil {

@@ -11,7 +11,7 @@ import (
 
 var _ Controller = (*SGLang)(nil)
 
-const sglangControlHint = "pausing by mode and naming weights need SGLang 0.5.6 or later"
+const sglangControlHint = "this version of SGLang cannot pause by mode or name its weights, a newer one can"
 
 // Pause implements Controller. SGLang has no mode that lets generations finish, so
 // PauseWait polls the engine's load until it is idle and pauses it then: the
