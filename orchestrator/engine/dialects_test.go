@@ -3,12 +3,15 @@ package engine_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/engine/simulated"
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/router/sim/instance"
 )
 
@@ -197,5 +200,52 @@ func TestRanksInEachDialect(t *testing.T) {
 		})
 		cancel()
 		<-ended
+	})
+}
+
+// TestNoRequestIsLeftBehind cancels two thousand requests at random moments on
+// engines that also refuse and drop: afterwards the engines hold none.
+func TestNoRequestIsLeftBehind(t *testing.T) {
+	const perDialect = 700
+	faults := fault.Settings{
+		Seed:     1,
+		Refusals: []fault.Refusal{{Status: 503, Probability: 0.03}, {Status: 500, Probability: 0.03}, {Status: 429, Probability: 0.03, RetryAfterSeconds: 1}, {Status: 504, Probability: 0.03}},
+		Drops:    fault.Drops{Probability: 0.05, AfterTokens: 20},
+	}
+	inEachDialect(t, simulated.Config{TimeScale: 300, Faults: faults}, func(t *testing.T, server *simulated.Server, client engine.Client) {
+		breaker, err := engine.NewBreaker(client, engine.BreakerConfig{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var group sync.WaitGroup
+		var outcomes [5]atomic.Int64 // By class; 0 is success.
+		random := rand.New(rand.NewPCG(7, 7))
+		slots := make(chan struct{}, 150)
+		for i := range perDialect {
+			after := time.Duration(random.Int64N(int64(150 * time.Millisecond)))
+			output := 1 + random.IntN(2000)
+			slots <- struct{}{}
+			group.Go(func() {
+				defer func() { <-slots }()
+				ctx, cancel := context.WithTimeout(t.Context(), after)
+				defer cancel()
+				r, err := breaker.Generate(ctx, request(tokens(50+i%300, i%40), output), nil)
+				if err != nil && class(err) == 0 {
+					t.Errorf("an error that is not sorted: %v", err)
+				}
+				if err == nil && len(r.OutputIDs) != output {
+					t.Errorf("%d of %d tokens", len(r.OutputIDs), output)
+				}
+				outcomes[class(err)].Add(1)
+			})
+		}
+		group.Wait()
+		until(t, "the engine to be empty", func() bool { return len(server.Requests()) == 0 })
+		if s := server.Stats(); s.UsedBlocks() != 0 || s.Running() != 0 || s.Waiting != 0 {
+			t.Errorf("the engine holds on to something: %+v", s)
+		}
+		if outcomes[0].Load() == 0 || outcomes[engine.Cancelled].Load() == 0 || outcomes[engine.RetryElsewhere].Load() == 0 {
+			t.Errorf("the test is too gentle: %d ended, %d cancelled, %d failed", outcomes[0].Load(), outcomes[engine.Cancelled].Load(), outcomes[engine.RetryElsewhere].Load())
+		}
 	})
 }
