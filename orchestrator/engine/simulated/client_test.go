@@ -74,10 +74,7 @@ func TestOurClientUnderAWeightUpdate(t *testing.T) {
 				if err := control.Pause(ctx, mode); err != nil {
 					t.Fatal(err)
 				}
-				cut := output
-				if mode == engine.PauseKeep || mode == engine.PauseInPlace {
-					cut = s.Requests()[0].Progress.OutputTokens
-				}
+				kept := len(s.Requests())
 				if err := control.SetWeightVersion(ctx, "v2"); err != nil {
 					t.Fatal(err)
 				}
@@ -89,7 +86,7 @@ func TestOurClientUnderAWeightUpdate(t *testing.T) {
 				}
 				r := <-ended
 				if mode == engine.PauseAbort {
-					cut = len(r.OutputIDs)
+					cut := len(r.OutputIDs)
 					if r.FinishReason != engine.FinishAbort || cut == 0 || cut == output {
 						t.Fatalf("%d tokens, finish %s", cut, r.FinishReason)
 					}
@@ -102,7 +99,16 @@ func TestOurClientUnderAWeightUpdate(t *testing.T) {
 				v1 := simulated.Sampling{VocabularySize: 151_936, RequestSeed: &seed, Temperature: 1, WeightVersion: "default"}
 				v2 := v1
 				v2.WeightVersion = "v2"
-				old := v1.Continue(prompt, cut, 16)
+				old := v1.Continue(prompt, output, 16)
+				cut := 0
+				for cut < len(r.OutputIDs) && r.OutputIDs[cut] == old[cut] {
+					cut++
+				}
+				// Only what had to finish is of the old weights alone.
+				if whole := mode == engine.PauseWait; cut == 0 || whole != (cut == output) || (mode >= engine.PauseKeep) != (kept == 1) {
+					t.Errorf("%d tokens are of the old weights, %d requests were kept", cut, kept)
+				}
+				old = old[:cut:cut]
 				if want := append(old, v2.Continue(append(slices.Clone(prompt), old...), output-cut, 16)...); !slices.Equal(r.OutputIDs, want) {
 					t.Errorf("cut at %d, %d tokens: not what the two versions make", cut, len(r.OutputIDs))
 				}

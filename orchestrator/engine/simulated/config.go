@@ -162,6 +162,8 @@ func (c Config) validate() error {
 		return fmt.Errorf("%w: %s", errConfig, c.Dialect)
 	case c.Ranks < 1 || c.Ranks > 64 || c.FirstRank < 0:
 		return fmt.Errorf("%w: Ranks = %d from FirstRank = %d, want 1 to 64 ranks from 0 on", errConfig, c.Ranks, c.FirstRank)
+	case c.KVEvents.Connect && publish.FreePort(c.KVEvents.Endpoint):
+		return fmt.Errorf("%w: KVEvents.Endpoint = %q is nothing to connect to", errConfig, c.KVEvents.Endpoint)
 	case c.MeanOutputTokens < 1 || c.StreamIntervalTokens < 1 || c.MaxBodyBytes < 1:
 		return fmt.Errorf("%w: MeanOutputTokens, StreamIntervalTokens and MaxBodyBytes must be positive", errConfig)
 	case c.StreamTick < time.Millisecond:

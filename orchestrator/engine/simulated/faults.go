@@ -134,6 +134,7 @@ func (s *Server) Crash(down time.Duration) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.reopen = s.reopen || server != nil
 	if !s.stopped {
 		s.restart = time.AfterFunc(down, s.comeBack)
 	}
@@ -152,7 +153,7 @@ func (s *Server) comeBack() {
 	l, err := s.newLife()
 	if err == nil {
 		s.life.Store(l)
-		if s.http != nil {
+		if s.reopen {
 			err = s.serve()
 		}
 		if err != nil {
@@ -165,6 +166,7 @@ func (s *Server) comeBack() {
 		s.restart = time.AfterFunc(restartRetry, s.comeBack)
 		return
 	}
+	s.reopen = false
 	s.applySpeed()
 }
 

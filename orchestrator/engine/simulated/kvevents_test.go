@@ -270,6 +270,46 @@ func TestEventsTellWhatIsResident(t *testing.T) {
 	}
 }
 
+// TestEqualContentCountsOnce: greedy requests side by side generate equal blocks on
+// chains of their own. Subscribers hear of them once, and as long as one copy is
+// left they are found.
+func TestEqualContentCountsOnce(t *testing.T) {
+	s := newTestServer(t, Config{TimeScale: 50, StreamTick: time.Millisecond, KVEvents: KVEvents{
+		Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0", FlushIdle: true,
+	}})
+	defer s.Stop(t.Context())
+	prompt := make([]int32, 40)
+	f := newFollower(t)
+	for round := range 6 {
+		prompt[0] = int32(round)
+		body := fmt.Sprintf(`{"prompt":%s,"max_tokens":100,"ignore_eos":true,"temperature":0,"return_token_ids":true}`, jsonInts(prompt))
+		var group sync.WaitGroup
+		for range 4 {
+			group.Go(func() { post(t, s, body) })
+		}
+		group.Wait()
+		resident := s.ResidentBlocks()
+		f.catchUp(s.KVEndpoints()[0])
+		if got := f.resident(); !slices.Equal(got, resident) {
+			t.Fatalf("round %d: events leave %d blocks, %d are resident", round, len(got), len(resident))
+		}
+		context := append(slices.Clone(prompt), greedy("default").Continue(prompt, 100, 16)...)
+		hashes := hashPrompt(nil, 0, context, 16)
+		found := 0
+		for found < len(hashes) && f.blocks[uint64(hashes[found])] > 0 {
+			found++
+		}
+		c := decode(t, post(t, s, fmt.Sprintf(`{"prompt":%s,"max_tokens":1}`, jsonInts(context))).Body.Bytes())
+		if cached := *c.Usage.Details.CachedTokens; cached != found*16 || found != len(hashes) {
+			t.Errorf("round %d: %d tokens cached, the events tell of %d blocks of %d", round, cached, found, len(hashes))
+		}
+	}
+	s.ResetPrefixCache()
+	if n := len(s.core().chains.byID) + len(s.core().chains.heads); n != 0 {
+		t.Errorf("%d chains left with nothing cached", n)
+	}
+}
+
 // checkHash recomputes a block's hash from the tokens that the events tell.
 func (f *follower) checkHash(h uint64) {
 	f.t.Helper()

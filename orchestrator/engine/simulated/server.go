@@ -36,6 +36,7 @@ type Server struct {
 	served   chan struct{}
 	stopped  bool
 	restart  *time.Timer
+	reopen   bool // a crash has closed the listener
 	storm    *time.Timer
 	storms   int // how many there were: which one the timer is of
 	stall    stall

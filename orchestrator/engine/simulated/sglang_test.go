@@ -304,3 +304,26 @@ func TestRanksHaveEventsOfTheirOwn(t *testing.T) {
 		t.Errorf("%+v", r)
 	}
 }
+
+func FuzzGenerateRequest(f *testing.F) {
+	for _, seed := range []string{
+		`{"input_ids":[1,2,3],"sampling_params":{"max_new_tokens":4,"min_new_tokens":1,"stop_token_ids":[3],"sampling_seed":1},"stream":true,"rid":"a"}`,
+		`{"text":"text","return_logprob":true,"extra_key":"x","priority":0,"data_parallel_rank":0}`,
+		`{"input_ids":[[1]]}`,
+	} {
+		f.Add([]byte(seed))
+	}
+	cfg := Config{Engine: smallEngine(), Dialect: SGLang}.withDefaults()
+	f.Fuzz(func(t *testing.T, body []byte) {
+		r, err := parseGenerate(body, nil, &cfg)
+		if err != nil {
+			return
+		}
+		if !json.Valid(body) {
+			t.Fatalf("accepted %q", body)
+		}
+		if len(r.Prompt) == 0 || r.MaxTokens < 1 || len(r.Prompt)+r.MaxTokens > cfg.Engine.MaxContextTokens || r.MinTokens > r.MaxTokens {
+			t.Fatalf("accepted %q as %+v", body, r)
+		}
+	})
+}
