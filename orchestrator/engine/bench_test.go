@@ -4,6 +4,7 @@ import (
 	"syscall"
 	"testing"
 
+	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/engine/simulated"
 	"holdfast/router/sim/instance"
 )
@@ -72,5 +73,28 @@ func BenchmarkHundredStreams(b *testing.B) {
 		}
 		b.ReportMetric((cpuSeconds(b)-cpu)*1e9/float64(server.Stats().GeneratedTokens-before), "cpu-ns/token")
 		b.ReportMetric((cpuSeconds(b)-cpu)/b.Elapsed().Seconds(), "cpus")
+	}
+}
+
+// BenchmarkSGLangLongOutput is an output of 131,000 tokens with log-probabilities from
+// SGLang: each event with what is new, or with everything so far.
+func BenchmarkSGLangLongOutput(b *testing.B) {
+	const output = 131_000
+	for name, incremental := range map[string]bool{"incremental": true, "repeating": false} {
+		b.Run(name, func(b *testing.B) {
+			server, _ := startEngine(b, simulated.Config{Engine: instance.QwenLike(), TimeScale: 2000, Dialect: simulated.SGLang, IncrementalStream: incremental})
+			client, err := engine.NewClient("sglang", server.URL())
+			if err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			cpu := cpuSeconds(b)
+			for b.Loop() {
+				if _, err := client.Generate(b.Context(), request(tokens(50, 1), output), nil); err != nil {
+					b.Fatal(err)
+				}
+			}
+			b.ReportMetric((cpuSeconds(b)-cpu)*1e9/float64(b.N)/output, "cpu-ns/token")
+		})
 	}
 }

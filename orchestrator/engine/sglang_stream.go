@@ -16,8 +16,9 @@ import (
 // chunk tells which.
 type sglangGeneration struct {
 	collected
-	// ids is scratch for one chunk.
-	ids []int32
+	// ids is scratch for one chunk, text for one element of it.
+	ids  []int32
+	text []byte
 }
 
 // read consumes the stream up to its end marker.
@@ -206,19 +207,20 @@ func (g *sglangGeneration) logprob(element []byte) (int32, error) {
 		second = first + 1 + comma
 	}
 	// Both parts as arrays of one, so that the same readers serve.
+	before := len(g.result.Logprobs)
 	var err error
-	g.result.Logprobs, err = jsonscan.AppendFloats(g.result.Logprobs, append(element[:first:first], ']'))
-	if err != nil {
+	g.text = append(append(g.text[:0], element[:first]...), ']')
+	if g.result.Logprobs, err = jsonscan.AppendFloats(g.result.Logprobs, g.text); err != nil {
 		return 0, err
 	}
-	part := append(append(make([]byte, 0, 16), '['), element[first+1:second]...)
+	g.text = append(append(append(g.text[:0], '['), element[first+1:second]...), ']')
 	var one [1]int32
-	id, err := jsonscan.AppendInts(one[:0], append(part, ']'))
+	id, err := jsonscan.AppendInts(one[:0], g.text)
 	if err != nil {
 		return 0, err
 	}
-	if len(id) != 1 {
-		return 0, fmt.Errorf("%w: want one token id", jsonscan.ErrSyntax)
+	if len(id) != 1 || len(g.result.Logprobs) != before+1 {
+		return 0, fmt.Errorf("%w: want one log-probability and one token id", jsonscan.ErrSyntax)
 	}
 	return id[0], nil
 }
