@@ -11,14 +11,14 @@ from .client import Client, Groups, Run, Samples, Session
 from .documents import (
     USABLE, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, Consumer, ContractVersion, Delivery,
     Event, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment,
-    SessionInfo, Times, Turn, Usage,
+    SessionInfo, Times, Turn, Usage, WeightInstance, WeightUpdate,
 )
 from .errors import (
     BodyTimeoutError, ConflictError, EngineDoesNotAnswerError, ErrorDetail, ForbiddenError, HoldfastError,
     IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, MethodNotAllowedError, NotFoundError,
     NotOwnerError, OverloadedError, PositionError, ProblemError, ProtocolError, RequestTimeoutError, RunEndedError,
     StoppingError, TooLargeError, UnauthorizedError, UnavailableError, UnknownClassError, UnknownCursorError,
-    UnreachableError, UnsupportedMediaTypeError,
+    UnreachableError, UnsupportedMediaTypeError, WeightUpdateError,
 )
 from .groups import Group, Position
 from .tasks import Contract, Task
@@ -34,5 +34,5 @@ __all__ = [
     "ProblemError", "ProtocolError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
     "SamplePage", "Samples", "Segment", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
     "TooLargeError", "Turn", "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError",
-    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "__version__", "errors",
+    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "errors",
 ]

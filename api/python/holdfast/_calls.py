@@ -208,6 +208,28 @@ def put_policy(pool: str, version: int) -> Call[documents.Policy]:
     return Call("PUT", ["pools", pool, "policy"], _reader(documents.Policy), body=_json({"policy_version": version}))
 
 
+def begin_weights(pool: str, version: int, terms: Mapping[str, Any]) -> Call[documents.WeightUpdate]:
+    """Repeatable: asking the same again returns the update."""
+    body = _json({"policy_version": version, **terms})
+    return Call("POST", ["pools", pool, "weight-updates"], _reader(documents.WeightUpdate), body=body)
+
+
+def get_weights(pool: str, version: int) -> Call[documents.WeightUpdate]:
+    return Call("GET", ["pools", pool, "weight-updates", str(version)], _reader(documents.WeightUpdate))
+
+
+def commit_weights(pool: str, version: int) -> Call[documents.WeightUpdate]:
+    return Call("POST", ["pools", pool, "weight-updates", str(version), "commit"], _reader(documents.WeightUpdate))
+
+
+def cancel_weights(pool: str, version: int) -> Call[documents.WeightUpdate]:
+    return Call("POST", ["pools", pool, "weight-updates", str(version), "cancel"], _reader(documents.WeightUpdate))
+
+
+def list_weights(pool: str, limit: int) -> Call[List[documents.WeightUpdate]]:
+    return Call("GET", ["pools", pool, "weight-updates"], _member("updates", documents.WeightUpdate), {"limit": limit})
+
+
 def instances(pool: str) -> Call[List[documents.Instance]]:
     return Call("GET", ["pools", pool, "instances"], _member("instances", documents.Instance))
 

@@ -15,6 +15,7 @@ tokens are decoded when they are asked for.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 import uuid
@@ -27,11 +28,14 @@ from ._calls import Call, Window
 from ._endpoint import Endpoint
 from ._paging import Paging
 from ._retry import RetryPolicy, Tries
+from ._weights import Course
 from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
 from .groups import Group, GroupBook, Position
 from .tasks import AnyContract, AnyTask
 
 T = TypeVar("T")
+
+_log = logging.getLogger("holdfast")
 
 
 class AsyncClient:
@@ -109,14 +113,45 @@ class AsyncClient:
         return await self.call(_calls.policy(pool))
 
     async def put_policy(self, version: int, pool: str = "default") -> documents.Policy:
-        """Tell that the pool's engines have new weights."""
+        """Tell that the pool's engines have new weights, which were put there without :meth:`policy_update`."""
         return await self.call(_calls.put_policy(pool, version))
 
     @asynccontextmanager
-    async def policy_update(self, pool: str, version: int) -> AsyncIterator[int]:
-        """Announce a version once the block has put its weights into the engines."""
-        yield version
-        await self.put_policy(version, pool)
+    async def policy_update(
+        self, pool: str, version: int, *, mode: str = "abort", cache: str = "reset", control: str = "manage",
+        pause_timeout: float = 300.0, timeout: float = 600.0,
+    ) -> AsyncIterator[documents.WeightUpdate]:
+        """Put new weights into the pool's engines: ``async with client.policy_update(pool, version):``."""
+        course = Course(pool, version, mode, cache, control, pause_timeout, timeout)
+        update = await self.call(course.begin())
+        try:
+            yield await self._reach(course, update, "paused")
+        except BaseException:
+            # Also when the task is cancelled: the engines must not stay paused.
+            await asyncio.shield(asyncio.ensure_future(self._give_up(course)))
+            raise
+        await self._reach(course, await self.call(course.commit()), "committed")
+
+    async def _reach(self, course: Course, update: documents.WeightUpdate, goal: str) -> documents.WeightUpdate:
+        waiting = course.waiting(goal)
+        while True:
+            there, pause = waiting.step(update)
+            if there:
+                return update
+            await asyncio.sleep(pause)
+            update = await self.call(course.look())
+
+    async def _give_up(self, course: Course) -> None:
+        """Cancel an update while another error is on its way, which must not be lost."""
+        try:
+            if (await self.call(course.look())).state != "committed":
+                await self._reach(course, await self.call(course.cancel()), "cancelled")
+        except HoldfastError:
+            _log.warning("cancelling weight update %d of pool %s", course.version, course.pool, exc_info=True)
+
+    async def weight_updates(self, pool: str = "default", limit: int = 100) -> List[documents.WeightUpdate]:
+        """The last entries of the pool's history of policy versions, newest first."""
+        return await self.call(_calls.list_weights(pool, limit))
 
     async def pools(self) -> List[documents.Pool]:
         """All pools."""
@@ -226,9 +261,9 @@ class AsyncRun:
         """A session by its id. Nothing is sent yet."""
         return AsyncSession(self.client, session)
 
-    def policy_update(self, version: int) -> AsyncContextManager[int]:
-        """The client's policy_update for the run's pool."""
-        return self.client.policy_update(self.info.pool, version)
+    def policy_update(self, version: int, **terms: Any) -> AsyncContextManager[documents.WeightUpdate]:
+        """The client's policy_update for the run's pool, with the same terms."""
+        return self.client.policy_update(self.info.pool, version, **terms)
 
     async def refresh(self) -> documents.RunInfo:
         """Read the run anew."""

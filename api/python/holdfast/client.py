@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import ssl
 import time
@@ -24,11 +25,14 @@ from ._endpoint import Endpoint
 from ._paging import Paging
 from ._retry import RetryPolicy, Tries
 from ._sync import Connections
+from ._weights import Course
 from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
 from .groups import Group, GroupBook, Position
 from .tasks import AnyContract, AnyTask
 
 T = TypeVar("T")
+
+_log = logging.getLogger("holdfast")
 
 
 class Client:
@@ -117,21 +121,61 @@ class Client:
         return self.call(_calls.policy(pool))
 
     def put_policy(self, version: int, pool: str = "default") -> documents.Policy:
-        """Tell that the pool's engines have new weights. ConflictError for a lower version."""
+        """Tell that the pool's engines have new weights, which were put there without :meth:`policy_update`."""
         return self.call(_calls.put_policy(pool, version))
 
     @contextmanager
-    def policy_update(self, pool: str, version: int) -> Iterator[int]:
-        """Announce a version once the block has put its weights into the engines.
+    def policy_update(
+        self, pool: str, version: int, *, mode: str = "abort", cache: str = "reset", control: str = "manage",
+        pause_timeout: float = 300.0, timeout: float = 600.0,
+    ) -> Iterator[documents.WeightUpdate]:
+        """Put new weights into the pool's engines.
 
             with client.policy_update("default", 7):
                 load_weights()
 
-        If the block raises, nothing is announced. The service does not pause for
-        the block: sessions under way go on in it.
+        The engines are paused before the block and resumed under the new version
+        after it. If the block raises, or the engines cannot be paused, the update
+        is cancelled and they go on under the old version: weights that the block
+        has replaced by then it must have put back. ``mode`` says what happens to
+        generations under way: ``abort`` ends them, and their sessions go on from
+        what they had, under the new weights; ``wait`` lets them finish first;
+        ``keep`` and ``in_place`` freeze them. ``cache`` (reset or salt) says how
+        prefixes of the old weights are kept from being used. With
+        ``control="observe"`` the trainer pauses and resumes the engines itself.
+        Times are in seconds: ``pause_timeout`` bounds one engine's pausing,
+        ``timeout`` each wait of this method. After a crash in the block the same
+        call goes on with the same update. Raises WeightUpdateError.
         """
-        yield version
-        self.put_policy(version, pool)
+        course = Course(pool, version, mode, cache, control, pause_timeout, timeout)
+        update = self.call(course.begin())
+        try:
+            yield self._reach(course, update, "paused")
+        except BaseException:
+            self._give_up(course)
+            raise
+        self._reach(course, self.call(course.commit()), "committed")
+
+    def _reach(self, course: Course, update: documents.WeightUpdate, goal: str) -> documents.WeightUpdate:
+        waiting = course.waiting(goal)
+        while True:
+            there, pause = waiting.step(update)
+            if there:
+                return update
+            time.sleep(pause)
+            update = self.call(course.look())
+
+    def _give_up(self, course: Course) -> None:
+        """Cancel an update while another error is on its way, which must not be lost."""
+        try:
+            if self.call(course.look()).state != "committed":
+                self._reach(course, self.call(course.cancel()), "cancelled")
+        except HoldfastError:
+            _log.warning("cancelling weight update %d of pool %s", course.version, course.pool, exc_info=True)
+
+    def weight_updates(self, pool: str = "default", limit: int = 100) -> List[documents.WeightUpdate]:
+        """The last entries of the pool's history of policy versions, newest first."""
+        return self.call(_calls.list_weights(pool, limit))
 
     def pools(self) -> List[documents.Pool]:
         """All pools."""
@@ -266,9 +310,9 @@ class Run:
         """A session by its id. Nothing is sent yet."""
         return Session(self.client, session)
 
-    def policy_update(self, version: int) -> ContextManager[int]:
-        """The client's policy_update for the run's pool."""
-        return self.client.policy_update(self.info.pool, version)
+    def policy_update(self, version: int, **terms: Any) -> ContextManager[documents.WeightUpdate]:
+        """The client's policy_update for the run's pool, with the same terms."""
+        return self.client.policy_update(self.info.pool, version, **terms)
 
     def refresh(self) -> documents.RunInfo:
         """Read the run anew."""

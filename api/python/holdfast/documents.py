@@ -84,6 +84,10 @@ class Usage:
     output_tokens: int = 0
     context_tokens: int = 0
     token_seconds: float = 0.0
+    resumes: int = 0
+    """Model calls that went on from the partial output of one that was cut."""
+    tokens_regenerated: int = 0
+    """Sampled again because an earlier copy was lost; not part of output_tokens."""
 
 
 @dataclass
@@ -140,6 +144,8 @@ class Sample:
     """Of the release."""
     min_policy_version: int = 0
     max_policy_version: int = 0
+    staleness: int = 0
+    """Versions that the pool was ahead of min_policy_version when the session ended."""
     usage: Usage = field(default_factory=Usage)
     times: Times = field(default_factory=Times)
     instances: List[str] = field(default_factory=list)
@@ -503,3 +509,46 @@ class Instance:
     max_running: int = 0
     prefill_tokens_per_second: float = 0.0
     ttl_seconds: float = 0.0
+    ranks: int = 1
+    control: str = "manage"
+    """manage: Holdfast pauses and resumes it for a weight update; observe: the trainer does."""
+
+
+@dataclass
+class WeightInstance:
+    """One instance's place in a weight update."""
+
+    instance: str
+    state: str
+    reached: str
+    changed_at: datetime
+    problem: str = ""
+
+
+@dataclass
+class WeightUpdate:
+    """One entry of a pool's history of policy versions.
+
+    ``state`` is pausing, paused, committing, committed, cancelling, cancelled or
+    failed; ``failed_step`` and ``problem`` tell what failed.
+    """
+
+    pool: str
+    policy_version: int
+    from_version: int
+    source: str
+    cache: str
+    control: str
+    state: str
+    attempt: int
+    began_at: datetime
+    changed_at: datetime
+    instances: List[WeightInstance]
+    mode: str = ""
+    failed_step: str = ""
+    problem: str = ""
+    pause_timeout_seconds: float = 0.0
+    sessions_over_bound: int = 0
+    sessions_ended: int = 0
+    gone: int = 0
+    advanced_at: Optional[datetime] = None

@@ -13,7 +13,10 @@ import email.utils
 import json
 import time
 from dataclasses import dataclass
-from typing import Any, Dict, List, Mapping, Optional, Type
+from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Type
+
+if TYPE_CHECKING:
+    from .documents import WeightUpdate
 
 __all__ = [
     "BodyTimeoutError", "ConflictError", "EngineDoesNotAnswerError", "ErrorDetail", "ForbiddenError",
@@ -21,7 +24,7 @@ __all__ = [
     "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "PositionError", "ProblemError",
     "ProtocolError", "RequestTimeoutError", "RunEndedError", "StoppingError", "TooLargeError",
     "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError", "UnreachableError",
-    "UnsupportedMediaTypeError",
+    "UnsupportedMediaTypeError", "WeightUpdateError",
 ]
 
 
@@ -46,6 +49,17 @@ class ProtocolError(HoldfastError):
 
 class PositionError(HoldfastError):
     """A place in the samples from which this consumer can no longer read."""
+
+
+class WeightUpdateError(HoldfastError):
+    """A weight update did not come to where it should; ``update`` tells where it stands."""
+
+    def __init__(self, message: str, update: "WeightUpdate") -> None:
+        super().__init__(message, update)
+        self.update = update
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 @dataclass(frozen=True)

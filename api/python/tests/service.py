@@ -14,6 +14,7 @@ import queue
 import shutil
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -72,6 +73,9 @@ def new_dir() -> str:
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
 
+
+# A run that is ended from outside ends its service too.
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
 
 _shared: Dict[str, Service] = {}
 
