@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -246,6 +247,24 @@ func TestNoRequestIsLeftBehind(t *testing.T) {
 		}
 		if outcomes[0].Load() == 0 || outcomes[engine.Cancelled].Load() == 0 || outcomes[engine.RetryElsewhere].Load() == 0 {
 			t.Errorf("the test is too gentle: %d ended, %d cancelled, %d failed", outcomes[0].Load(), outcomes[engine.Cancelled].Load(), outcomes[engine.RetryElsewhere].Load())
+		}
+	})
+}
+
+// TestRepeatedCallContinuesTheSame: a repeated or resumed call of a session has
+// another name, and the session's own sampling.
+func TestRepeatedCallContinuesTheSame(t *testing.T) {
+	inEachDialect(t, simulated.Config{TimeScale: 5000}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
+		r := request(tokens(100, 1), 60)
+		r.RequestID = "s-0"
+		whole, err := client.Generate(t.Context(), r, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r.RequestID, r.Prompt, r.MaxTokens, r.MinTokens = "s-0-2", append(r.Prompt, whole.OutputIDs[:25]...), 35, 35
+		rest, err := client.Generate(t.Context(), r, nil)
+		if err != nil || !slices.Equal(rest.OutputIDs, whole.OutputIDs[25:]) {
+			t.Errorf("resumed: %v\nwant %v, %v", rest.OutputIDs, whole.OutputIDs[25:], err)
 		}
 	})
 }

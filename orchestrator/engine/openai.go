@@ -79,6 +79,9 @@ func (o *OpenAI) Generate(ctx context.Context, request Request, onProgress func(
 	if request.RequestID != "" {
 		header.Set("X-Request-Id", request.RequestID)
 	}
+	if request.SessionID != "" {
+		header.Set("X-Session-Id", request.SessionID)
+	}
 	g := textGeneration{codec: o.codec, collected: collected{started: started, request: &request, onProgress: onProgress}}
 	g.result = Result{CachedTokens: -1, PromptTokens: len(request.Prompt), IDsReencoded: true}
 	err = o.stream(ctx, "/v1/completions", encodeOpenAI(&request, model, prompt), header, g.read)

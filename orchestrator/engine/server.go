@@ -72,9 +72,7 @@ func (s *server) stream(parent context.Context, path string, body []byte, header
 	if err != nil {
 		return &Error{Class: FailTurn, Message: "making the request", Err: err}
 	}
-	if header != nil {
-		request.Header = header
-	}
+	request.Header = header
 	request.Header.Set("Content-Type", "application/json")
 	request.Header.Set("Accept", "text/event-stream")
 	// Lets the transport try again, without sending the header, when a kept

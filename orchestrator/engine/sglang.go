@@ -64,7 +64,11 @@ func (s *SGLang) Generate(ctx context.Context, request Request, onProgress func(
 	defer s.inFlight.Add(-1)
 	rid := uniqueRequestID(request.RequestID)
 	g := sglangGeneration{collected: collected{started: started, request: &request, onProgress: onProgress, result: newResult(&request)}}
-	err := s.stream(ctx, "/generate", encodeSGLang(&request, rid), nil, g.read)
+	header := make(http.Header, 4)
+	if request.SessionID != "" {
+		header.Set("X-Session-Id", request.SessionID)
+	}
+	err := s.stream(ctx, "/generate", encodeSGLang(&request, rid), header, g.read)
 	g.result.TotalSeconds = time.Since(started).Seconds()
 	if err != nil && !answered(err) {
 		s.abort(ctx, rid)
