@@ -324,3 +324,68 @@ func TestLostEventsAreInTheReplay(t *testing.T) {
 		t.Errorf("%d blocks of %d, %+v", len(f.blocks), len(resident), c)
 	}
 }
+
+// TestCrashesUnderLoad: whatever a crash meets, every call ends, and the engine is whole
+// and idle afterwards.
+func TestCrashesUnderLoad(t *testing.T) {
+	s := started(t, Config{TimeScale: 200, StreamTick: time.Millisecond, Ranks: 2, Faults: fault.Settings{
+		Seed: 4, Drops: fault.Drops{Probability: 0.1, AfterTokens: 20}, Refusals: []fault.Refusal{{Status: 503, Probability: 0.1}},
+		Preemptions: fault.Preemptions{Times: 100, IntervalSeconds: 0.005},
+	}, KVEvents: KVEvents{Endpoint: "tcp://127.0.0.1:0", ReplayEndpoint: "tcp://127.0.0.1:0", FlushIdle: true}})
+	const clients, each, crashes = 8, 20, 4
+	answers := make(chan int, clients*each)
+	for i := range clients {
+		go func() {
+			for k := range each {
+				ctx, cancel := context.WithCancel(context.Background())
+				if k%3 == 0 {
+					time.AfterFunc(time.Duration(i*k%7)*time.Millisecond, cancel)
+				}
+				body := fmt.Sprintf(`{"prompt":%s,"max_tokens":%d,"ignore_eos":true,"stream":%v,"return_token_ids":true}`, jsonInts(make([]int32, 1+i*20+k)), 1+k*20, k%2 == 0)
+				request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.URL()+"/v1/completions", strings.NewReader(body))
+				if err != nil {
+					t.Error(err)
+				}
+				for s.life.Load() == nil {
+					runtime.Gosched()
+				}
+				status := 0
+				if r, err := http.DefaultClient.Do(request); err == nil {
+					if _, err = io.Copy(io.Discard, r.Body); err == nil {
+						status = r.StatusCode
+					}
+					r.Body.Close()
+				}
+				cancel()
+				answers <- status
+			}
+		}()
+	}
+	count := map[int]int{}
+	for n := range clients * each {
+		count[<-answers]++
+		if n%(clients*each/(crashes+1)) == 1 {
+			s.Crash(2 * time.Millisecond)
+		}
+	}
+	for s.life.Load() == nil {
+		runtime.Gosched()
+	}
+	for len(s.Requests()) > 0 {
+		runtime.Gosched()
+	}
+	if stats := s.Stats(); stats.UsedBlocks() != 0 || stats.Waiting+stats.Running() != 0 || stats.Finished+stats.Aborted != stats.Submitted {
+		t.Errorf("left over: %+v", stats)
+	}
+	if count[200] == 0 || count[0] == 0 {
+		t.Errorf("answers by status: %v", count)
+	}
+	for rank, e := range s.KVEndpoints() {
+		f := newFollower(t)
+		resident := s.RankResidentBlocks(rank)
+		f.catchUp(s.KVEndpoints()[rank])
+		if !slices.Equal(f.resident(), resident) {
+			t.Errorf("rank %d at %s: events leave %d blocks, %d are resident", rank, e.Endpoint, len(f.blocks), len(resident))
+		}
+	}
+}
