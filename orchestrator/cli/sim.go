@@ -122,6 +122,10 @@ func paperResult(ctx context.Context, o experiment.Options, regimes []experiment
 	if from == "" {
 		return experiment.Paper(ctx, o, regimes)
 	}
+	return readPaper(from)
+}
+
+func readPaper(from string) (*experiment.PaperResult, error) {
 	text, err := os.ReadFile(from)
 	if err != nil {
 		return nil, badInput(fmt.Errorf("reading an earlier comparison: %w", err))
@@ -148,7 +152,7 @@ func newSimExperiment(name, short string, run func(context.Context, experiment.O
 
 func newSimFigures() *cobra.Command {
 	var f simFlags
-	var out string
+	var out, from string
 	cmd := &cobra.Command{
 		Use:   "figures",
 		Short: "Draw the charts of docs/simulation.md anew, as SVG",
@@ -156,10 +160,16 @@ func newSimFigures() *cobra.Command {
 	}
 	f.register(cmd)
 	cmd.Flags().StringVar(&out, "out", filepath.Join("docs", "figures"), "folder to write to")
+	cmd.Flags().StringVar(&from, "from", "", "take the gains from an earlier result of \"sim paper --json\", a file")
 	cmd.RunE = func(cmd *cobra.Command, _ []string) error {
 		o, err := f.options(cmd)
 		if err != nil {
 			return err
+		}
+		if from != "" {
+			if o.Earlier, err = readPaper(from); err != nil {
+				return err
+			}
 		}
 		figures, err := experiment.Figures(cmd.Context(), o)
 		if err != nil {

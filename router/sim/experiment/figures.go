@@ -31,9 +31,12 @@ func Figures(ctx context.Context, o Options) ([]Figure, error) {
 // gainsFigure is the gain of every policy over the session ceiling.
 func gainsFigure(ctx context.Context, o Options) (Figure, error) {
 	regimes := []Regime{Stationary, Drifting}
-	result, err := Paper(ctx, o, regimes)
-	if err != nil {
-		return Figure{}, err
+	result := o.Earlier
+	if result == nil {
+		var err error
+		if result, err = Paper(ctx, o, regimes); err != nil {
+			return Figure{}, err
+		}
 	}
 	setups, err := o.setups()
 	if err != nil {

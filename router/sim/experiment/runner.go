@@ -30,6 +30,8 @@ type Options struct {
 	Agents []workload.Session
 	// MeasureSeconds shortens the measured part, if positive.
 	MeasureSeconds float64
+	// Earlier, if set, is a comparison whose gains are drawn instead of run again.
+	Earlier *PaperResult
 	// Iterations, if positive, is the length of end-to-end runs.
 	Iterations int
 }
