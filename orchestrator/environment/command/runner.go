@@ -226,6 +226,9 @@ func (r *Runner) probe(ctx context.Context) error {
 // Isolation is what this runner uses; never IsolationAuto.
 func (r *Runner) Isolation() Isolation { return r.config.Isolation }
 
+// Root is the directory below which this runner and others keep theirs.
+func (r *Runner) Root() string { return r.config.Root }
+
 // Swept is what NewRunner removed.
 func (r *Runner) Swept() Swept { return r.swept }
 

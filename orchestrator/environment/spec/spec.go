@@ -40,7 +40,7 @@ const (
 	MaxNameBytes        = 128
 	MaxObservationBytes = 1 << 20
 	MinMemoryBytes      = 16 << 20
-	MaxMemoryBytes      = 64 << 30
+	MaxMemoryBytes      = 1 << 48 // of addresses: some runtimes reserve terabytes
 	MaxProcesses        = 4_096
 	MaxFileBytes        = 16 << 30
 	MaxOutputBytes      = 256 << 20
@@ -165,8 +165,8 @@ type Program struct {
 	Limits  Limits `json:"limits,omitzero"`
 }
 
-// Limits of a program; 0 means the default. Memory, CPU time and file size are
-// per process, processes are counted together.
+// Limits of a program; 0 means the default. Memory (address space), CPU time and
+// file size are per process, processes are counted together.
 type Limits struct {
 	WallSeconds float64 `json:"wall_seconds,omitempty"`
 	CPUSeconds  int     `json:"cpu_seconds,omitempty"`

@@ -25,7 +25,7 @@ func TestEnvironmentValidate(t *testing.T) {
 		"mcp with both":       {`{"kind":"mcp","tool_format":"hermes","mcp":{"url":"http://a","program":{"command":["a"]}}}`, `e.mcp: must have exactly one of program and url`},
 		"empty command":       {`{"kind":"exec","exec":{"program":{"command":[]}}}`, `e.exec.program.command: must have from 1 to 256 arguments, has 0`},
 		"NUL":                 {`{"kind":"exec","exec":{"program":{"command":["a","b\u0000"]}}}`, `e.exec.program.command[1]: must be valid UTF-8 without the character U+0000`},
-		"memory":              {`{"kind":"exec","exec":{"program":{"command":["a"],"limits":{"memory_bytes":4096}}}}`, `e.exec.program.limits.memory_bytes: must be from 16777216 to 68719476736, is 4096`},
+		"memory":              {`{"kind":"exec","exec":{"program":{"command":["a"],"limits":{"memory_bytes":4096}}}}`, `e.exec.program.limits.memory_bytes: must be from 16777216 to 281474976710656, is 4096`},
 		"variable":            {`{"kind":"exec","exec":{"program":{"command":["a"],"env":{"A=B":"c"}}}}`, `e.exec.program.env."A=B": is no name of a variable`},
 		"file outside":        {`{"kind":"exec","exec":{"program":{"command":["a"]},"files":{"../x":""}}}`, `e.exec.files."../x": must be a relative path below the directory`},
 		"tool without input":  {`{"kind":"exec","tool_format":"hermes","exec":{"program":{"command":["sh"]},"tool":{"name":"sh"}}}`, `e.exec.tool.argument: is required with input text: it names the argument that the program reads`},

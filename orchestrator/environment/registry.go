@@ -1,0 +1,248 @@
+package environment
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"path"
+	"sync"
+	"time"
+
+	"holdfast/orchestrator/environment/command"
+	"holdfast/orchestrator/environment/exchange"
+	"holdfast/orchestrator/environment/failure"
+	"holdfast/orchestrator/environment/spec"
+)
+
+// DefaultMaxLive is how many environments a process has at a time.
+const DefaultMaxLive = 1024
+
+// Config says what environments of this process may do.
+type Config struct {
+	// Commands runs programs; nil means that exec environments and mcp programs
+	// are not allowed here. The registry does not close it.
+	Commands *command.Runner
+	// Credentials maps the names that specs use to bearer tokens.
+	Credentials map[string]string
+	// AllowedHosts are patterns (path.Match) for host:port or host of the servers
+	// that specs may name; empty means every host.
+	AllowedHosts []string
+	// MaxLive bounds environments; 0 means DefaultMaxLive.
+	MaxLive int
+	// Transport carries HTTP; nil means http.DefaultTransport.
+	Transport http.RoundTripper
+	// FirstRetryDelay is passed on to package exchange.
+	FirstRetryDelay time.Duration
+}
+
+// Registry keeps the environments that live in this process. It is safe for
+// concurrent use.
+type Registry struct {
+	config Config
+
+	mu     sync.Mutex
+	live   map[string]*session
+	closed bool
+}
+
+// NewRegistry returns an empty registry.
+func NewRegistry(config Config) (*Registry, error) {
+	for _, pattern := range config.AllowedHosts {
+		if _, err := path.Match(pattern, ""); err != nil {
+			return nil, fmt.Errorf("reading the allowed host %q: %w", pattern, err)
+		}
+	}
+	if config.MaxLive == 0 {
+		config.MaxLive = DefaultMaxLive
+	}
+	return &Registry{config: config, live: make(map[string]*session)}, nil
+}
+
+// Open returns the environment of a session: the one that lives here, or a new
+// one. It takes no time and reaches nobody; Reset does. sessionID names the
+// episode everywhere.
+func (r *Registry) Open(sessionID string, environment spec.Environment) (Environment, error) {
+	doing := "opening environment " + sessionID
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.closed {
+		return nil, failure.Newf(failure.Lost, doing, "this process is ending")
+	}
+	if known, ok := r.live[sessionID]; ok {
+		return known, nil
+	}
+	if len(r.live) >= r.config.MaxLive {
+		return nil, failure.Newf(failure.Exhausted, doing, "%d environments live here, which is the limit", len(r.live))
+	}
+	d, err := r.driver(sessionID, environment)
+	if err != nil {
+		return nil, failure.Within(context.Background(), doing, failure.Disabled, err)
+	}
+	s := newSession(r, sessionID, d)
+	r.live[sessionID] = s
+	return s, nil
+}
+
+// Release closes a session's environment. Where it does not live here, an http
+// episode is closed by its id alone, and of the other kinds there is nothing to
+// release: they end with the process that they lived in.
+func (r *Registry) Release(ctx context.Context, sessionID string, environment spec.Environment) error {
+	r.mu.Lock()
+	known, ok := r.live[sessionID]
+	r.mu.Unlock()
+	if ok {
+		return known.Close(ctx)
+	}
+	if environment.Kind != spec.HTTP {
+		return nil
+	}
+	d, err := r.driver(sessionID, environment)
+	if err == nil {
+		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWait)
+		defer cancel()
+		err = d.close(closing)
+	}
+	return failure.Within(ctx, "releasing environment "+sessionID, failure.Died, err)
+}
+
+// CloseIdle closes environments that nobody has called for a while: what is left
+// of sessions whose end never reached this process. It returns how many.
+func (r *Registry) CloseIdle(ctx context.Context, idle time.Duration) (int, error) {
+	var old []*session
+	now := time.Now()
+	r.mu.Lock()
+	for _, s := range r.live {
+		if s.idleSince(now) >= idle {
+			old = append(old, s)
+		}
+	}
+	r.mu.Unlock()
+	return len(old), closeAll(ctx, old)
+}
+
+// Live is how many environments live here.
+func (r *Registry) Live() int {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return len(r.live)
+}
+
+// Close closes every environment and opens no more. It can be called again.
+func (r *Registry) Close(ctx context.Context) error {
+	r.mu.Lock()
+	r.closed = true
+	var all []*session
+	for _, s := range r.live {
+		all = append(all, s)
+	}
+	r.mu.Unlock()
+	return closeAll(ctx, all)
+}
+
+// closeAll closes side by side, since each may take as long as closeWait.
+func closeAll(ctx context.Context, sessions []*session) error {
+	errs := make([]error, len(sessions))
+	var wait sync.WaitGroup
+	for i, s := range sessions {
+		wait.Go(func() { errs[i] = s.Close(ctx) })
+	}
+	wait.Wait()
+	return errors.Join(errs...)
+}
+
+func (r *Registry) forget(s *session) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.live[s.id] == s {
+		delete(r.live, s.id)
+	}
+}
+
+// driver is what a kind of environment does; session adds what they share. Calls
+// never overlap. A reset that fails leaves nothing behind. close can be called
+// again, also after a reset that failed or never was.
+type driver interface {
+	// remote tells whether the episode lives outside of this process.
+	remote() bool
+	reset(ctx context.Context, request ResetRequest) (Observation, error)
+	step(ctx context.Context, action Action) (Observation, error)
+	close(ctx context.Context) error
+}
+
+func (r *Registry) driver(id string, e spec.Environment) (driver, error) {
+	if err := e.Validate("environment"); err != nil {
+		return nil, failure.New(failure.Refused, "", err)
+	}
+	switch e.Kind {
+	case spec.HTTP:
+		bearer, err := r.server(e.HTTP.URL, e.HTTP.Credential)
+		if err != nil {
+			return nil, err
+		}
+		return newHTTPDriver(id, e, exchange.Config{
+			Transport: r.config.Transport, Bearer: bearer, FirstDelay: r.config.FirstRetryDelay, MaxResponseBytes: maxAnswerBytes,
+		}), nil
+	case spec.MCP:
+		return r.mcpDriver(id, e)
+	}
+	if r.config.Commands == nil {
+		return nil, errNoCommands
+	}
+	return &execDriver{id: id, spec: *e.Exec, commands: r.config.Commands, keepBytes: keepBytes(e)}, nil
+}
+
+var errNoCommands = failure.Newf(failure.Disabled, "", "this process runs no programs")
+
+func (r *Registry) mcpDriver(id string, e spec.Environment) (driver, error) {
+	server := *e.MCP
+	d := &mcpDriver{id: id, spec: server, keepBytes: keepBytes(e), commands: r.config.Commands, transport: r.config.Transport}
+	if server.Program != nil {
+		if d.commands == nil {
+			return nil, errNoCommands
+		}
+		return d, nil
+	}
+	var err error
+	d.bearer, err = r.server(server.URL, server.Credential)
+	return d, err
+}
+
+// server allows a URL and finds its token.
+func (r *Registry) server(address, credential string) (bearer string, err error) {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return "", failure.New(failure.Refused, "", err)
+	}
+	if !r.allowed(parsed) {
+		return "", failure.Newf(failure.Disabled, "", "the host %s is not allowed", parsed.Host)
+	}
+	if credential == "" {
+		return "", nil
+	}
+	bearer, ok := r.config.Credentials[credential]
+	if !ok {
+		return "", failure.Newf(failure.Disabled, "", "no credential is called %q", credential)
+	}
+	return bearer, nil
+}
+
+func (r *Registry) allowed(address *url.URL) bool {
+	for _, pattern := range r.config.AllowedHosts {
+		for _, name := range []string{address.Host, address.Hostname()} {
+			// NewRegistry has checked the patterns.
+			if match, _ := path.Match(pattern, name); match {
+				return true
+			}
+		}
+	}
+	return len(r.config.AllowedHosts) == 0
+}
+
+func keepBytes(e spec.Environment) int {
+	if e.ObservationBytes == 0 {
+		return spec.DefaultObservationBytes
+	}
+	return e.ObservationBytes
+}
