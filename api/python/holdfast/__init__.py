@@ -21,7 +21,7 @@ from .errors import (
     UnreachableError, UnsupportedMediaTypeError, WeightUpdateError,
 )
 from .groups import Group, Position
-from .tasks import Contract, Task
+from .tasks import Contract, Task, batch_key
 from .tokens import NumpyTokens, TokenArrays
 from .version import VERSION as __version__
 
@@ -34,5 +34,5 @@ __all__ = [
     "ProblemError", "ProtocolError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
     "SamplePage", "Samples", "Segment", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
     "TooLargeError", "Turn", "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError",
-    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "errors",
+    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "batch_key", "errors",
 ]

@@ -6,6 +6,7 @@ The service checks them; here only what JSON cannot say is refused.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from dataclasses import dataclass, field
 from typing import Any, Dict, Iterable, List, Mapping, Optional, Sequence, Union
@@ -97,6 +98,15 @@ def batch_body(tasks: Iterable[AnyTask], policy_version: Optional[int]) -> bytes
     # The service reads the body as a stream and wants the version first.
     opening = "{" if policy_version is None else f'{{"policy_version":{int(policy_version)},'
     return (opening + '"tasks":[' + ",".join(pieces) + "]}").encode()
+
+
+def batch_key(prefix: str, tasks: Iterable[AnyTask]) -> str:
+    """An idempotency key of what is submitted: equal tasks give the same batch, others a batch of their own.
+
+    For trainers whose repeated step may draw other tasks, such as after groups
+    went back to a buffer. ``prefix`` tells apart steps that draw the same ones.
+    """
+    return f"{prefix}-{hashlib.sha256(batch_body(tasks, None)).hexdigest()[:32]}"
 
 
 def to_json(document: Any) -> str:

@@ -1,0 +1,95 @@
+"""Time to decode one big sample, packed against JSON, with and without numpy.
+
+    python3 api/python/bench/packed.py [tokens] [repetitions]
+
+Processor time of this process: from the bytes of a page, as they come off the
+socket, to arrays of token ids, loss mask and log-probabilities.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.util
+import json
+import platform
+import random
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple
+
+Way = Tuple[str, str, Callable[[bytes], int]]
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from holdfast.documents import page_of  # noqa: E402
+
+
+def page(tokens: Dict[str, Any]) -> bytes:
+    """A page of one sample, as the service writes it."""
+    sample: Dict[str, Any] = {
+        "id": "c7fd8ab1-0ae6-4f0c-8d53-f4a3d3cf1c5c", "seq": 1, "cursor": "AAAAAAAAAAEAAAAA", "run": "r", "batch": "b", "task": "t",
+        "task_id": "x", "member": 0, "group_size": 4, "class": "agent", "status": "completed",
+        "segments": [{"kind": "prompt", "turn": 0, "start": 0, "count": 1000, "policy_version": 4}] * 100, **tokens,
+    }
+    return json.dumps({"samples": [sample], "next": "n", "more": False}, separators=(",", ":")).encode()
+
+
+def pages(count: int) -> Dict[str, bytes]:
+    """The same sample in both encodings: a vocabulary of 150,000, half of the tokens generated."""
+    rng = random.Random(1)
+    ids = [rng.randrange(150_000) for _ in range(count)]
+    mask = [rng.randrange(2) for _ in range(count)]
+    logprobs = [round(-rng.expovariate(1), 6) if bit else 0 for bit in mask]
+    packed = {
+        "count": count, "token_ids": base64.b64encode(struct.pack(f"<{count}i", *ids)).decode(),
+        "loss_mask": base64.b64encode(bytes(mask)).decode(), "logprobs": base64.b64encode(struct.pack(f"<{count}f", *logprobs)).decode(),
+    }
+    return {"packed": page({"packed": packed}), "json": page({"tokens": {"token_ids": ids, "loss_mask": mask, "logprobs": logprobs}})}
+
+
+def to_lists(body: bytes) -> int:
+    """What a trainer without this package does with encoding=json: lists of numbers."""
+    tokens = json.loads(body)["samples"][0]["tokens"]
+    return len(tokens["token_ids"]) + len(tokens["loss_mask"]) + len(tokens["logprobs"])
+
+
+def to_arrays(body: bytes) -> int:
+    """Arrays of the standard library."""
+    sample = page_of(json.loads(body)).samples[0]
+    return len(sample.token_ids) + len(sample.loss_mask) + len(sample.logprobs or ())
+
+
+def to_numpy(body: bytes) -> int:
+    """Arrays of numpy."""
+    ids, mask, logprobs = page_of(json.loads(body)).samples[0].numpy()
+    return len(ids) + len(mask) + len(() if logprobs is None else logprobs)
+
+
+def milliseconds(ways: List[Way], bodies: Dict[str, bytes], repetitions: int) -> List[List[float]]:
+    """Sorted times of each way; they take turns, so that a busy machine is busy for all of them."""
+    times: List[List[float]] = [[] for _ in ways]
+    for _ in range(repetitions):
+        for (encoding, _, decode), taken in zip(ways, times):
+            begin = time.process_time_ns()
+            decode(bodies[encoding])
+            taken.append((time.process_time_ns() - begin) / 1e6)
+    return [sorted(taken) for taken in times]
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 131_072
+    repetitions = int(sys.argv[2]) if len(sys.argv) > 2 else 50
+    ways: List[Way] = [("packed", "array", to_arrays), ("json", "array", to_arrays), ("json", "list", to_lists)]
+    if importlib.util.find_spec("numpy") is not None:
+        ways += [("packed", "numpy", to_numpy), ("json", "numpy", to_numpy)]
+    bodies = pages(count)
+    print(f"Python {platform.python_version()}, {count:,} tokens, {repetitions} repetitions, ms of processor time")
+    print(f"{'encoding':<10}{'decoded to':<12}{'MB':>6}{'min':>8}{'median':>8}{'max':>8}")
+    for (encoding, form, _), times in zip(ways, milliseconds(ways, bodies, repetitions)):
+        print(f"{encoding:<10}{form:<12}{len(bodies[encoding]) / 1e6:>6.2f}{times[0]:>8.2f}{times[len(times) // 2]:>8.2f}{times[-1]:>8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""The examples, run against the real service; frameworks are stubs of what the adapters use of them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import enum
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import types
+import unittest
+from pathlib import Path
+from typing import Any, Dict, List
+from unittest import mock
+
+import holdfast
+from holdfast import _calls
+
+from . import service
+
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+
+
+def stub_modules(**contents: Dict[str, Any]) -> Any:
+    """Put modules in place for a while; a double underscore in a name stands for a dot."""
+    modules: Dict[str, types.ModuleType] = {}
+    for given, members in contents.items():
+        pieces = given.split("__")
+        for i in range(1, len(pieces) + 1):
+            name = ".".join(pieces[:i])
+            modules.setdefault(name, types.ModuleType(name))
+        vars(modules[".".join(pieces)]).update(members)
+    return mock.patch.dict(sys.modules, modules)
+
+
+def load(name: str) -> Any:
+    """Import an example by its path."""
+    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class Tokenizer:
+    """Letters as token ids."""
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> List[int]:
+        return [ord(letter) for letter in text]
+
+    def decode(self, ids: List[int]) -> str:
+        return " ".join(map(str, ids))
+
+    def apply_chat_template(self, messages: List[Dict[str, str]], **_: Any) -> List[int]:
+        return self.encode("".join(message["content"] for message in messages))
+
+
+class ExampleCase(unittest.TestCase):
+    def setUp(self) -> None:
+        self.client = service.client()
+        self.addCleanup(self.client.close)
+        self.name = f"example-{type(self).__name__}"
+        environment = {"HOLDFAST_URL": service.shared().url, "HOLDFAST_TOKEN": service.TOKENS["trainer"], "HOLDFAST_RUN": self.name}
+        patched = mock.patch.dict(os.environ, environment)
+        patched.start()
+        self.addCleanup(patched.stop)
+        self.addCleanup(self.end_runs)
+
+    def end_runs(self) -> None:
+        for run in self.client.call(_calls.active_runs("default")):
+            self.client.open_run(run.id).end()
+
+
+class PlainLoopTest(ExampleCase):
+    def test_it_goes_on_from_its_checkpoint(self) -> None:
+        checkpoint = Path(service.new_dir()) / "checkpoint.json"
+
+        def run(steps: int) -> Dict[str, Any]:
+            environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+            subprocess.run([sys.executable, str(EXAMPLES / "plain_loop.py"), str(checkpoint), str(steps)], env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+            state: Dict[str, Any] = json.loads(checkpoint.read_text())
+            return state
+
+        first = run(1)
+        # The step was done, and the trainer died before it was written down.
+        state = run(2)
+        checkpoint.write_text(json.dumps(first))
+        place = {one.consumer: one for one in self.client.run("plain-loop").consumers()}["trainer"]
+        self.assertEqual((state["step"], place.acknowledged_seq, state["position"]["seq"]), (2, 64, 64))
+        environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
+        lost = subprocess.run([sys.executable, str(EXAMPLES / "plain_loop.py"), str(checkpoint), "2"], env=environment, timeout=120, capture_output=True, text=True)
+        self.assertIn("PositionError", lost.stderr, "a checkpoint older than what was acknowledged is told, not skipped over")
+
+
+class SlimeTest(ExampleCase):
+    def test_a_rollout(self) -> None:
+        class Status(enum.Enum):
+            PENDING, COMPLETED, TRUNCATED, FAILED = range(4)
+
+        @dataclasses.dataclass
+        class Sample:
+            group_index: int
+            prompt: str
+            tokens: List[int] = dataclasses.field(default_factory=list)
+            response: str = ""
+            response_length: int = 0
+            reward: Any = None
+            loss_mask: Any = None
+            weight_versions: List[str] = dataclasses.field(default_factory=list)
+            rollout_log_probs: Any = None
+            status: Status = Status.PENDING
+
+        setattr(Sample, "Status", Status)
+
+        @dataclasses.dataclass
+        class RolloutFnTrainOutput:
+            samples: List[List[Sample]]
+            metrics: Any = None
+
+        async def batched_async_rm(args: Any, samples: List[Sample]) -> List[float]:
+            return [float(len(sample.response.split())) for sample in samples]
+
+        class Buffer:
+            def __init__(self) -> None:
+                self.drawn = 0
+
+            def get_samples(self, count: int) -> List[List[Sample]]:
+                groups = [[Sample(self.drawn + i, f"prompt {self.drawn + i}") for _ in range(2)] for i in range(count)]
+                self.drawn += count
+                return groups
+
+            def add_samples(self, groups: List[List[Sample]]) -> None:
+                raise AssertionError("no group was spoilt")
+
+        args = types.SimpleNamespace(
+            rollout_batch_size=3, hf_checkpoint="m", rollout_max_response_len=8, rollout_temperature=1.0, rollout_top_p=1.0,
+            sglang_server_concurrency=16)
+        with stub_modules(
+            slime__rollout__base_types={"RolloutFnTrainOutput": RolloutFnTrainOutput}, slime__rollout__rm_hub={"batched_async_rm": batched_async_rm},
+            slime__utils__processing_utils={"load_tokenizer": lambda *_, **__: Tokenizer()}, slime__utils__types={"Sample": Sample},
+        ):
+            module = load("slime_rollout")
+        version = self.client.policy().policy_version + 1
+        buffer = Buffer()
+        output = module.generate_rollout(args, version, buffer)
+        self.assertEqual(self.client.policy().policy_version, version)
+        self.assertEqual([len(group) for group in output.samples], [2, 2, 2])
+        for group in output.samples:
+            for sample in group:
+                self.assertEqual(sample.tokens[: -sample.response_length], [ord(letter) for letter in sample.prompt])
+                self.assertEqual((len(sample.loss_mask), len(sample.rollout_log_probs)), (sample.response_length,) * 2)
+                self.assertEqual((sample.reward, sample.weight_versions), (float(sample.response_length), [str(version)]))
+                self.assertIn(sample.status, (Status.COMPLETED, Status.TRUNCATED))
+        # The same rollout again, as after a crash: the same samples, though they were acknowledged.
+        again = module.generate_rollout(args, version, Buffer())
+        self.assertEqual(again.samples, output.samples)
+        self.assertEqual(self.client.run(self.name).backlog().total.released, 6)
+        self.assertNotEqual(module.generate_rollout(args, version + 1, buffer).samples[0], output.samples[0])
+
+
+class VerlTest(ExampleCase):
+    def test_a_step(self) -> None:
+        @dataclasses.dataclass
+        class AgentLoopMetrics:
+            generate_sequences: float = 0.0
+            tool_calls: float = 0.0
+
+        @dataclasses.dataclass
+        class AgentLoopOutput:
+            prompt_ids: List[int]
+            response_ids: List[int]
+            response_mask: List[int]
+            metrics: AgentLoopMetrics
+            response_logprobs: Any = None
+            reward_score: Any = None
+            num_turns: int = 0
+            extra_fields: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+        class AgentLoopWorker:
+            def __init__(self, config: Any) -> None:
+                self.config, self.tokenizer, self.rollout_config = config, Tokenizer(), config.actor_rollout_ref.rollout
+
+            async def _agent_loop_postprocess(self, output: AgentLoopOutput, validate: bool, **kwargs: Any) -> AgentLoopOutput:
+                output.extra_fields["raw_prompt"] = kwargs["raw_prompt"]
+                return output
+
+            def _postprocess(self, outputs: Any, input_non_tensor_batch: Any = None, validate: bool = False) -> Any:
+                return outputs
+
+        class AgentLoopManager:
+            def __init__(self, config: Any) -> None:
+                self.worker = getattr(self, "agent_loop_workers_class")(config)
+
+        class Batch:
+            def __init__(self, rows: int, **meta: Any) -> None:
+                self.meta_info = meta
+                self.non_tensor_batch: Dict[str, List[Any]] = {
+                    "raw_prompt": [[{"role": "user", "content": f"question {i // 2}"}] for i in range(rows)],
+                    "uid": [f"u{i // 2}" for i in range(rows)], "agent_name": ["holdfast"] * rows,
+                }
+
+            def __len__(self) -> int:
+                return len(self.non_tensor_batch["uid"])
+
+        rollout = types.SimpleNamespace(
+            temperature=1.0, top_p=1.0, prompt_length=64, response_length=8, agent=types.SimpleNamespace(num_workers=1),
+            val_kwargs=types.SimpleNamespace(temperature=0.0, top_p=1.0))
+        config = types.SimpleNamespace(actor_rollout_ref=types.SimpleNamespace(rollout=rollout), data={})
+        with stub_modules(ray={"remote": lambda cls: cls}, verl__experimental__agent_loop__agent_loop={
+            "AgentLoopManager": AgentLoopManager, "AgentLoopMetrics": AgentLoopMetrics, "AgentLoopOutput": AgentLoopOutput, "AgentLoopWorker": AgentLoopWorker,
+        }):
+            module = load("verl_agent_loop")
+        worker = module.HoldfastAgentLoopManager(config).worker
+        version = self.client.policy().policy_version + 1
+        outputs = asyncio.run(worker.generate_sequences(Batch(6, global_steps=version)))
+        self.assertEqual(len(outputs), 6)
+        for i, output in enumerate(outputs):
+            self.assertEqual(output.prompt_ids, [ord(letter) for letter in f"question {i // 2}"])
+            count = len(output.response_ids)
+            self.assertEqual((output.response_mask, len(output.response_logprobs), output.num_turns), ([1] * count, count, 2))
+            self.assertEqual(output.extra_fields["raw_prompt"][0]["content"], f"question {i // 2}")
+            self.assertEqual(output.extra_fields["min_global_steps"], version)
+        again = asyncio.run(worker.generate_sequences(Batch(6, global_steps=version)))
+        self.assertEqual(again, outputs, "a repeated step gets the same trajectories")
+        self.assertEqual(len(asyncio.run(worker.generate_sequences(Batch(4, global_steps=version, validate=True)))), 4)
+        self.assertEqual(self.client.run(self.name).backlog().total.released, 10)
+        rollout.agent.num_workers = 8
+        with self.assertRaisesRegex(ValueError, "num_workers=1"):
+            module.HoldfastAgentLoopManager(config)
+
+
+if __name__ == "__main__":
+    unittest.main()
