@@ -51,7 +51,7 @@ var allowed = map[string][]string{
 	"holdfast/orchestrator/environment/spec":     {"holdfast/orchestrator/toolcall", "holdfast/orchestrator/scoring/number"},
 	"holdfast/orchestrator/environment/failure":  {},
 	"holdfast/orchestrator/environment/excerpt":  {},
-	"holdfast/orchestrator/environment/command":  {"holdfast/orchestrator/environment/excerpt", "holdfast/orchestrator/environment/spec"},
+	"holdfast/orchestrator/environment/command":  {"holdfast/orchestrator/environment/excerpt", "holdfast/orchestrator/environment/failure", "holdfast/orchestrator/environment/spec"},
 	"holdfast/orchestrator/environment/exchange": {"holdfast/orchestrator/environment/excerpt", "holdfast/orchestrator/environment/failure"},
 	"holdfast/orchestrator":                      {},
 	"holdfast/orchestrator/cli":                  {"holdfast"},

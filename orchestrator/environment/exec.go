@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"holdfast/orchestrator/environment/command"
-	"holdfast/orchestrator/environment/excerpt"
 	"holdfast/orchestrator/environment/failure"
 	"holdfast/orchestrator/environment/spec"
 	"holdfast/orchestrator/toolcall"
@@ -165,31 +164,15 @@ func (x *execDriver) answer(ctx context.Context, stdin any) (Observation, error)
 	if err != nil {
 		return Observation{}, err
 	}
-	if err := judge(result); err != nil {
+	text, err := result.Answer()
+	if err != nil {
 		return Observation{}, err
 	}
 	var answer answerDocument
-	if err := json.Unmarshal([]byte(result.Stdout.Text), &answer); err != nil {
+	if err := json.Unmarshal([]byte(text), &answer); err != nil {
 		return Observation{}, &failure.Error{Kind: failure.Malformed, Message: "the output is not as documented", Err: err}
 	}
 	return answer.observation(x.keepBytes)
-}
-
-// judge says why a program's output cannot be taken for its answer.
-func judge(result command.Result) error {
-	const complaintBytes = 300
-	says := excerpt.Line(result.Stderr.Text, complaintBytes)
-	switch {
-	case result.Reached == command.LimitWall:
-		return failure.Newf(failure.Timeout, "", "the program was ended after %.1f s: %s", result.WallSeconds, says)
-	case result.Reached != command.LimitNone:
-		return failure.Newf(failure.LimitReached, "", "the program reached its limit of %s: %s", result.Reached, says)
-	case result.ExitCode != 0:
-		return failure.Newf(failure.Died, "", "the program ended with status %d: %s", result.ExitCode, says)
-	case result.Stdout.CutBytes > 0:
-		return failure.Newf(failure.TooLarge, "", "the program's answer has more than %d bytes", maxAnswerBytes)
-	}
-	return nil
 }
 
 func (x *execDriver) close(context.Context) error {

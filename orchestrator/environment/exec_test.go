@@ -146,7 +146,7 @@ func TestExecFailures(t *testing.T) {
 		"yes":                       {failure.LimitReached, "the program reached its limit of output"},
 		"echo '{'":                  {failure.Malformed, "not as documented"},
 		`echo '{"reward":NaN}'`:     {failure.Malformed, "not as documented"},
-		"yes | head -c 5000000":     {failure.TooLarge, "more than 4194304 bytes"},
+		"yes | head -c 5000000":     {failure.TooLarge, "the program's answer is 805696 bytes too long"},
 		"exec /no/such/interpreter": {failure.Died, "status 127"},
 	} {
 		t.Run(script, func(t *testing.T) {

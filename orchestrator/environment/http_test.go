@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"holdfast/orchestrator/environment/exchange"
 	"holdfast/orchestrator/environment/failure"
 	"holdfast/orchestrator/environment/spec"
 	"holdfast/orchestrator/toolcall"
@@ -195,7 +196,7 @@ func TestAnswersAreChecked(t *testing.T) {
 
 func TestRegistry(t *testing.T) {
 	_, url := serveCounter(t)
-	r := newRegistry(t, Config{MaxLive: 1, AllowedHosts: []string{"127.0.0.1", "*.example:80"}, Credentials: map[string]string{"known": "t"}})
+	r := newRegistry(t, Config{MaxLive: 1, Access: exchange.Access{AllowedHosts: []string{"127.0.0.1", "*.example:80"}, Credentials: map[string]string{"known": "t"}}})
 	e := open(t, r, httpSpec(url))
 	if again := open(t, r, httpSpec(url)); again != e {
 		t.Error("a session has two environments")
@@ -226,7 +227,7 @@ func TestRegistry(t *testing.T) {
 	if err := noPrograms.Release(t.Context(), "session-1", execSpec("true")); err != nil {
 		t.Error(err)
 	}
-	if _, err := NewRegistry(Config{AllowedHosts: []string{"["}}); err == nil {
+	if _, err := NewRegistry(Config{Access: exchange.Access{AllowedHosts: []string{"["}}}); err == nil {
 		t.Error("a bad pattern was taken")
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 
+	"holdfast/orchestrator/environment/exchange"
 	"holdfast/orchestrator/environment/failure"
 	"holdfast/orchestrator/environment/spec"
 	"holdfast/orchestrator/toolcall"
@@ -61,7 +62,7 @@ func eachTransport(t *testing.T, test func(t *testing.T, e spec.Environment)) {
 }
 
 func mcpRegistry(t *testing.T) *Registry {
-	return newRegistry(t, Config{Credentials: map[string]string{"tools": "secret"}})
+	return newRegistry(t, Config{Access: exchange.Access{Credentials: map[string]string{"tools": "secret"}}})
 }
 
 func TestMCPEpisode(t *testing.T) {

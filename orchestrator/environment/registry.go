@@ -3,10 +3,7 @@ package environment
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
-	"net/url"
-	"path"
 	"sync"
 	"time"
 
@@ -24,11 +21,8 @@ type Config struct {
 	// Commands runs programs; nil means that exec environments and mcp programs
 	// are not allowed here. The registry does not close it.
 	Commands *command.Runner
-	// Credentials maps the names that specs use to bearer tokens.
-	Credentials map[string]string
-	// AllowedHosts are patterns (path.Match) for host:port or host of the servers
-	// that specs may name; empty means every host.
-	AllowedHosts []string
+	// Access says which servers specs may name.
+	Access exchange.Access
 	// MaxLive bounds environments; 0 means DefaultMaxLive.
 	MaxLive int
 	// Transport carries HTTP; nil means http.DefaultTransport.
@@ -49,10 +43,8 @@ type Registry struct {
 
 // NewRegistry returns an empty registry.
 func NewRegistry(config Config) (*Registry, error) {
-	for _, pattern := range config.AllowedHosts {
-		if _, err := path.Match(pattern, ""); err != nil {
-			return nil, fmt.Errorf("reading the allowed host %q: %w", pattern, err)
-		}
+	if err := config.Access.Check(); err != nil {
+		return nil, err
 	}
 	if config.MaxLive == 0 {
 		config.MaxLive = DefaultMaxLive
@@ -177,7 +169,7 @@ func (r *Registry) driver(id string, e spec.Environment) (driver, error) {
 	}
 	switch e.Kind {
 	case spec.HTTP:
-		bearer, err := r.server(e.HTTP.URL, e.HTTP.Credential)
+		bearer, err := r.config.Access.Bearer(e.HTTP.URL, e.HTTP.Credential)
 		if err != nil {
 			return nil, err
 		}
@@ -205,39 +197,8 @@ func (r *Registry) mcpDriver(id string, e spec.Environment) (driver, error) {
 		return d, nil
 	}
 	var err error
-	d.bearer, err = r.server(server.URL, server.Credential)
+	d.bearer, err = r.config.Access.Bearer(server.URL, server.Credential)
 	return d, err
-}
-
-// server allows a URL and finds its token.
-func (r *Registry) server(address, credential string) (bearer string, err error) {
-	parsed, err := url.Parse(address)
-	if err != nil {
-		return "", failure.New(failure.Refused, "", err)
-	}
-	if !r.allowed(parsed) {
-		return "", failure.Newf(failure.Disabled, "", "the host %s is not allowed", parsed.Host)
-	}
-	if credential == "" {
-		return "", nil
-	}
-	bearer, ok := r.config.Credentials[credential]
-	if !ok {
-		return "", failure.Newf(failure.Disabled, "", "no credential is called %q", credential)
-	}
-	return bearer, nil
-}
-
-func (r *Registry) allowed(address *url.URL) bool {
-	for _, pattern := range r.config.AllowedHosts {
-		for _, name := range []string{address.Host, address.Hostname()} {
-			// NewRegistry has checked the patterns.
-			if match, _ := path.Match(pattern, name); match {
-				return true
-			}
-		}
-	}
-	return len(r.config.AllowedHosts) == 0
 }
 
 func keepBytes(e spec.Environment) int {

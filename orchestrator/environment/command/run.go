@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"holdfast/orchestrator/environment/excerpt"
+	"holdfast/orchestrator/environment/failure"
 	"holdfast/orchestrator/environment/spec"
 )
 
@@ -67,6 +68,25 @@ type Result struct {
 	Reached  Limit
 	// WallSeconds and CPUSeconds are what it took, including what it waited for.
 	WallSeconds, CPUSeconds float64
+}
+
+// Answer is the program's standard output if that can be taken for its answer:
+// the program ended well, by itself, and said no more than was kept. Otherwise
+// the error is a *failure.Error that repeats its complaints.
+func (r Result) Answer() (string, error) {
+	const complaintBytes = 300
+	says := excerpt.Line(r.Stderr.Text, complaintBytes)
+	switch {
+	case r.Reached == LimitWall:
+		return "", failure.Newf(failure.Timeout, "", "the program was ended after %.1f s: %s", r.WallSeconds, says)
+	case r.Reached != LimitNone:
+		return "", failure.Newf(failure.LimitReached, "", "the program reached its limit of %s: %s", r.Reached, says)
+	case r.ExitCode != 0:
+		return "", failure.Newf(failure.Died, "", "the program ended with status %d: %s", r.ExitCode, says)
+	case r.Stdout.CutBytes > 0:
+		return "", failure.Newf(failure.TooLarge, "", "the program's answer is %d bytes too long", r.Stdout.CutBytes)
+	}
+	return r.Stdout.Text, nil
 }
 
 // Run runs a program to its end. That it fails or reaches a limit is part of the
