@@ -159,7 +159,7 @@ func TestDiscoveryAndMetrics(t *testing.T) {
 	}
 	want := engine.Info{
 		Model: "m/x", Version: simulated.Version, BlockTokens: 16, CapacityBlocks: int64(p.CapacityBlocks), MaxContextTokens: 131072,
-		MaxRunning: 256, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
+		MaxRunning: 256, DataParallelSize: 1, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
 	}
 	if info != want || info.PrefillTokensPerSecond < 59e6 || info.PrefillTokensPerSecond > 61e6 {
 		t.Errorf("got %+v", info)

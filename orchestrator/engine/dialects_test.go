@@ -177,7 +177,7 @@ func TestRanksInEachDialect(t *testing.T) {
 	p := instance.Demo()
 	inEachDialect(t, simulated.Config{Engine: p, Ranks: 2, TimeScale: 50}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
 		info, err := client.Discover(t.Context())
-		if err != nil || info.CapacityBlocks != 2*int64(p.CapacityBlocks) || info.BlockTokens != p.BlockTokens || info.MaxContextTokens != int64(p.MaxContextTokens) || info.PrefillTokensPerSecond <= 0 {
+		if err != nil || info.DataParallelSize != 2 || info.CapacityBlocks != 2*int64(p.CapacityBlocks) || info.BlockTokens != p.BlockTokens || info.MaxContextTokens != int64(p.MaxContextTokens) || info.PrefillTokensPerSecond <= 0 {
 			t.Errorf("%+v, %v", info, err)
 		}
 		r := request(tokens(2000, 1), 20_000)

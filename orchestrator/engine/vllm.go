@@ -202,7 +202,7 @@ func (v *VLLM) Discover(ctx context.Context) (Info, error) {
 	info := Info{
 		Model: model.ID, MaxContextTokens: model.MaxContextTokens, MaxRunning: model.MaxSequences,
 		PrefillTokensPerSecond: model.PrefillTokensPerSecond,
-		BlockTokens:            metrics.BlockTokens, CapacityBlocks: metrics.CapacityBlocks,
+		BlockTokens:            metrics.BlockTokens, CapacityBlocks: metrics.CapacityBlocks, DataParallelSize: max(1, len(metrics.Ranks)),
 	}
 	var version struct {
 		Version string `json:"version"`
