@@ -4,6 +4,7 @@ SHELL := /bin/bash
 
 BIN := bin
 GO  ?= go
+PYTHON ?= python3
 TOOL := $(GO) tool -modfile=deploy/tools/go.mod
 
 export HOLDFAST_TEMPORAL_BIN ?= $(CURDIR)/$(BIN)/holdfast-temporal
@@ -51,6 +52,10 @@ $(ENGINE_BIN):
 .PHONY: test-engine
 test-engine: $(ENGINE_BIN) $(BIN)/holdfast-temporal postgres ## The service in front of a real inference server with a tiny model
 	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 10m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
+
+.PHONY: test-python
+test-python: build postgres ## Run the Python client's tests against a real service
+	cd api/python && $(PYTHON) -m unittest discover -t . -s tests
 
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
