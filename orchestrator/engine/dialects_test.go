@@ -228,9 +228,23 @@ func TestNoRequestIsLeftBehind(t *testing.T) {
 			slots <- struct{}{}
 			group.Go(func() {
 				defer func() { <-slots }()
-				ctx, cancel := context.WithTimeout(t.Context(), after)
+				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
-				r, err := breaker.Generate(ctx, request(tokens(50+i%300, i%40), output), nil)
+				stopAt := output + 1
+				switch i % 4 {
+				case 0: // Before anything is sent, or as it is.
+					go cancel()
+				case 1: // At a random moment: in the queue, in prefill, in the stream.
+					ctx, cancel = context.WithTimeout(ctx, after)
+					defer cancel()
+				case 2: // In the stream.
+					stopAt = output / 2
+				}
+				r, err := breaker.Generate(ctx, request(tokens(50+i%300, i%40), output), func(p engine.Progress) {
+					if p.OutputTokens >= stopAt {
+						cancel()
+					}
+				})
 				if err != nil && class(err) == 0 {
 					t.Errorf("an error that is not sorted: %v", err)
 				}
