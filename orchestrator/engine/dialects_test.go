@@ -102,10 +102,12 @@ func TestSessionInEachDialect(t *testing.T) {
 
 // TestWeightUpdateInEachDialect: what each way of pausing does to a generation.
 func TestWeightUpdateInEachDialect(t *testing.T) {
-	const output = 3000
+	// Long enough that the pause comes before the end on a busy machine too.
+	outputs := map[engine.PauseMode]int{engine.PauseAbort: 30_000, engine.PauseWait: 3_000, engine.PauseKeep: 10_000, engine.PauseInPlace: 10_000}
 	inEachDialect(t, simulated.Config{TimeScale: 100}, func(t *testing.T, server *simulated.Server, client engine.Client) {
 		control := controllerOf(t, client)
 		for mode := engine.PauseAbort; mode <= engine.PauseInPlace; mode++ {
+			output := outputs[mode]
 			ended := inProgress(t, client, request(tokens(500, int(mode)), output))
 			if err := control.Pause(t.Context(), mode); err != nil {
 				t.Fatalf("%v: %v", mode, err)
