@@ -65,6 +65,7 @@ test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under th
 lint: ## gofmt, go vet, staticcheck, and the determinism check of workflow code
 	@test -z "$$(gofmt -l . | tee /dev/stderr)" || { echo "gofmt would change the files above"; exit 1; }
 	$(GO) vet ./...
+	$(GO) vet -tags realengine ./orchestrator/enginetest ./orchestrator/cli
 	$(TOOL) staticcheck ./...
 	$(TOOL) workflowcheck -test=false ./workflows
 
