@@ -1,6 +1,7 @@
 package scoring
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/santhosh-tekuri/jsonschema/v6"
 
 	"holdfast/orchestrator/environment/command"
 	"holdfast/orchestrator/environment/exchange"
@@ -284,6 +287,42 @@ func TestExecScorer(t *testing.T) {
 				t.Errorf("got %+v", got)
 			}
 		})
+	}
+}
+
+// TestSamplesFollowTheSchema holds what a scorer is sent to the documented schema.
+func TestSamplesFollowTheSchema(t *testing.T) {
+	raw, err := os.ReadFile("../../docs/environments.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, text, _ := strings.Cut(string(raw), "```json schema\n")
+	text, _, _ = strings.Cut(text, "\n```")
+	document, err := jsonschema.UnmarshalJSON(strings.NewReader(text))
+	if err != nil {
+		t.Fatal(err)
+	}
+	compiler := jsonschema.NewCompiler()
+	if err := compiler.AddResource("environments.json", document); err != nil {
+		t.Fatal(err)
+	}
+	schema, err := compiler.Compile("environments.json#/$defs/samples")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reward := 0.5
+	sent, err := json.Marshal(samplesDocument{Task: json.RawMessage(`{}`), Samples: []Sample{{ID: "s0"}, {
+		ID: "s1", Text: "x", TokenIDs: []int32{1}, Messages: json.RawMessage(`[]`), Metadata: json.RawMessage(`{}`), EnvironmentReward: &reward,
+	}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(sent))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := schema.Validate(value); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -32,7 +32,7 @@ func eachIsolation(t *testing.T, test func(t *testing.T, r *Runner)) {
 }
 
 // openRoot is a directory that any account can reach.
-func openRoot(t *testing.T) string {
+func openRoot(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
 	if err := os.Chmod(filepath.Dir(root), 0o755); err != nil {

@@ -42,21 +42,24 @@ func TestPost(t *testing.T) {
 	}{
 		"answers":       {func(_ int64, w http.ResponseWriter) { fmt.Fprint(w, `{"sum":5,"more":1}`) }, 0, 1, ""},
 		"comes back":    {func(n int64, w http.ResponseWriter) { comeBack(n, w) }, 0, 4, ""},
-		"stays away":    {func(_ int64, w http.ResponseWriter) { w.WriteHeader(503) }, failure.Unreachable, 5, "status 503"},
+		"stays away":    {func(_ int64, w http.ResponseWriter) { w.WriteHeader(http.StatusServiceUnavailable) }, failure.Unreachable, 5, "status 503"},
 		"always breaks": {func(_ int64, w http.ResponseWriter) { drop(w) }, failure.Died, 5, "EOF"},
 		"breaks in the middle": {func(_ int64, w http.ResponseWriter) {
 			w.Header().Set("Content-Length", "100")
 			fmt.Fprint(w, "{")
 			drop(w)
 		}, failure.Died, 5, "EOF"},
-		"refuses":           {func(_ int64, w http.ResponseWriter) { http.Error(w, "no\nsuch task", 422) }, failure.Refused, 1, "status 422): no such task"},
-		"fails":             {func(_ int64, w http.ResponseWriter) { w.WriteHeader(500) }, failure.Refused, 1, "status 500"},
-		"too many requests": {func(_ int64, w http.ResponseWriter) { w.WriteHeader(429) }, failure.Refused, 1, "status 429"},
-		"forgot":            {func(_ int64, w http.ResponseWriter) { w.WriteHeader(404) }, failure.Lost, 1, "status 404"},
-		"stands elsewhere":  {func(_ int64, w http.ResponseWriter) { w.WriteHeader(409) }, failure.Conflict, 1, "status 409"},
-		"sends elsewhere":   {func(_ int64, w http.ResponseWriter) { w.Header().Set("Location", "/x"); w.WriteHeader(307) }, failure.Refused, 1, "status 307"},
-		"floods":            {func(_ int64, w http.ResponseWriter) { fmt.Fprintf(w, `{"x":%q}`, strings.Repeat("y", 2000)) }, failure.TooLarge, 1, "more than 1000 bytes"},
-		"writes NaN":        {func(_ int64, w http.ResponseWriter) { fmt.Fprint(w, `{"sum":NaN}`) }, failure.Malformed, 1, "not as documented"},
+		"refuses":           {func(_ int64, w http.ResponseWriter) { http.Error(w, "no\nsuch task", http.StatusUnprocessableEntity) }, failure.Refused, 1, "status 422): no such task"},
+		"fails":             {func(_ int64, w http.ResponseWriter) { w.WriteHeader(http.StatusInternalServerError) }, failure.Refused, 1, "status 500"},
+		"too many requests": {func(_ int64, w http.ResponseWriter) { w.WriteHeader(http.StatusTooManyRequests) }, failure.Refused, 1, "status 429"},
+		"forgot":            {func(_ int64, w http.ResponseWriter) { w.WriteHeader(http.StatusNotFound) }, failure.Lost, 1, "status 404"},
+		"stands elsewhere":  {func(_ int64, w http.ResponseWriter) { w.WriteHeader(http.StatusConflict) }, failure.Conflict, 1, "status 409"},
+		"sends elsewhere": {func(_ int64, w http.ResponseWriter) {
+			w.Header().Set("Location", "/x")
+			w.WriteHeader(http.StatusTemporaryRedirect)
+		}, failure.Refused, 1, "status 307"},
+		"floods":     {func(_ int64, w http.ResponseWriter) { fmt.Fprintf(w, `{"x":%q}`, strings.Repeat("y", 2000)) }, failure.TooLarge, 1, "more than 1000 bytes"},
+		"writes NaN": {func(_ int64, w http.ResponseWriter) { fmt.Fprint(w, `{"sum":NaN}`) }, failure.Malformed, 1, "not as documented"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			url, requests := serve(t, func(n int64, w http.ResponseWriter, r *http.Request) {
@@ -129,7 +132,7 @@ func TestTimeIsBounded(t *testing.T) {
 		t.Errorf("after a cancel: %v", err)
 	}
 
-	away, _ := serve(t, func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(503) })
+	away, _ := serve(t, func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 	err = New(Config{Timeout: 500 * time.Millisecond, FirstDelay: time.Hour}).Post(t.Context(), away, nil, nil)
 	if kind, _ := failure.KindOf(err); kind != failure.Timeout || !strings.Contains(err.Error(), "status 503") {
 		t.Errorf("between attempts: %v", err)
