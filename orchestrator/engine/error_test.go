@@ -189,6 +189,24 @@ func TestServerWithoutTokenIDs(t *testing.T) {
 	}
 }
 
+// TestTokenIDsThatDoNotFit replays a stream whose third id is beyond 31 bits: what came
+// before it is kept, and nothing is made of it.
+func TestTokenIDsThatDoNotFit(t *testing.T) {
+	capture, err := os.ReadFile("testdata/llmd_generate_sse.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = w.Write(capture) }))
+	defer server.Close()
+	request := someRequest
+	request.WithLogprobs = false
+	result, err := testClient(t, server.URL, 0).Generate(t.Context(), request, nil)
+	var e *Error
+	if !errors.As(err, &e) || e.Class != RetryElsewhere || !slices.Equal(result.OutputIDs, []int32{2062099468, 1831344137}) {
+		t.Errorf("%v, %v", result.OutputIDs, err)
+	}
+}
+
 func TestRetryAfter(t *testing.T) {
 	now := time.Date(2026, 11, 29, 12, 0, 0, 0, time.UTC)
 	for header, want := range map[string]float64{
