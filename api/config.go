@@ -34,6 +34,9 @@ type Config struct {
 	// Router describes the routers that this process owns; without one, asking
 	// for it answers 503.
 	Router Router
+	// Harness makes the calls of sessions whose loop runs outside; without one, asking
+	// for them answers 503.
+	Harness Harness
 	// Checks decide readiness, besides the database's.
 	Checks []Check
 	// Registry holds the process's metrics, which /metrics shows; nil means a new one.
@@ -91,6 +94,8 @@ type Limits struct {
 	Waiting int
 	// Uploads is the number of batches read at a time; 4.
 	Uploads int
+	// Turns is the number of harnesses' calls at a time, those that are held included; 4,096.
+	Turns int
 	// Pages is the number of sample pages in memory at a time; 4.
 	Pages int
 	// BatchBytes bounds the body of a batch, as sent and decoded; 64 MiB.
@@ -108,12 +113,15 @@ type Limits struct {
 	StallTimeout time.Duration
 	// WaitTimeout bounds the wait of a long poll; 60 s.
 	WaitTimeout time.Duration
+	// TurnTimeout bounds a harness's call, holds included; 24 h.
+	TurnTimeout time.Duration
 }
 
 func (l *Limits) setDefaults() {
 	setDefault(&l.Requests, 64)
 	setDefault(&l.Waiting, 512)
 	setDefault(&l.Uploads, 4)
+	setDefault(&l.Turns, 4_096)
 	setDefault(&l.Pages, 4)
 	setDefault(&l.BatchBytes, 64<<20)
 	setDefault(&l.TaskBytes, 16<<20)
@@ -122,6 +130,7 @@ func (l *Limits) setDefaults() {
 	setDefault(&l.UploadTimeout, 5*time.Minute)
 	setDefault(&l.StallTimeout, 30*time.Second)
 	setDefault(&l.WaitTimeout, 60*time.Second)
+	setDefault(&l.TurnTimeout, 24*time.Hour)
 }
 
 func setDefault[T int | int64 | time.Duration](value *T, otherwise T) {
@@ -132,10 +141,11 @@ func setDefault[T int | int64 | time.Duration](value *T, otherwise T) {
 
 func (l *Limits) validate() error {
 	for name, value := range map[string]int64{
-		"requests": int64(l.Requests), "waiting": int64(l.Waiting), "uploads": int64(l.Uploads), "pages": int64(l.Pages),
+		"requests": int64(l.Requests), "waiting": int64(l.Waiting), "uploads": int64(l.Uploads), "turns": int64(l.Turns), "pages": int64(l.Pages),
 		"batch bytes": l.BatchBytes, "task bytes": l.TaskBytes, "page bytes": l.PageBytes,
 		"request timeout": int64(l.RequestTimeout), "upload timeout": int64(l.UploadTimeout),
 		"stall timeout": int64(l.StallTimeout), "wait timeout": int64(l.WaitTimeout),
+		"turn timeout": int64(l.TurnTimeout),
 	} {
 		if value < 0 {
 			return fmt.Errorf("limit of %s must be positive, is %d", name, value)

@@ -19,6 +19,7 @@ const (
 	workRequest workKind = iota
 	workWait
 	workUpload
+	workTurn
 )
 
 // String returns the kind's name as metrics show it.
@@ -30,6 +31,8 @@ func (k workKind) String() string {
 		return "wait"
 	case workUpload:
 		return "upload"
+	case workTurn:
+		return "turn"
 	}
 	return fmt.Sprintf("workKind(%d)", uint8(k))
 }
@@ -87,5 +90,6 @@ func newSlots(limits *Limits) map[workKind]*semaphore.Weighted {
 		workRequest: semaphore.NewWeighted(int64(limits.Requests)),
 		workWait:    semaphore.NewWeighted(int64(limits.Waiting)),
 		workUpload:  semaphore.NewWeighted(int64(limits.Uploads)),
+		workTurn:    semaphore.NewWeighted(int64(limits.Turns)),
 	}
 }

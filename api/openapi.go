@@ -1,6 +1,7 @@
 package api
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -114,6 +115,9 @@ type operation struct {
 	terms                                  terms
 	// status of success, 200 if absent.
 	status int
+	// bodyBytes bounds a body that the handler checks itself; a body that huma checks
+	// is bounded by maxSmallBodyBytes.
+	bodyBytes int64
 	// problems are the statuses it answers besides those that every operation has.
 	problems []int
 }
@@ -127,7 +131,7 @@ func register[I, O any](s *Server, op operation, handler func(context.Context, *
 	described := huma.Operation{
 		OperationID: op.id, Method: op.method, Path: basePath + op.path,
 		Summary: op.summary, Description: op.description, Tags: []string{op.tag},
-		DefaultStatus: op.status, MaxBodyBytes: maxSmallBodyBytes, BodyReadTimeout: s.limits.RequestTimeout,
+		DefaultStatus: op.status, MaxBodyBytes: cmp.Or(op.bodyBytes, maxSmallBodyBytes), SkipValidateBody: op.bodyBytes > 0, BodyReadTimeout: s.limits.RequestTimeout,
 		Metadata:   map[string]any{termsKey: op.terms},
 		Security:   []map[string][]string{{"bearer": {}}},
 		Extensions: map[string]any{"x-roles": op.terms.roles},

@@ -43,6 +43,7 @@ const (
 	kindTooLarge         problemKind = "too-large"
 	kindUnsupportedMedia problemKind = "unsupported-media-type"
 	kindBodyTimeout      problemKind = "body-timeout"
+	kindLimit            problemKind = "limit-reached"
 	kindOverloaded       problemKind = "overloaded"
 	kindNotOwner         problemKind = "not-owner"
 	kindUnavailable      problemKind = "unavailable"
@@ -67,6 +68,7 @@ var kindTitles = map[problemKind]string{
 	kindTooLarge:         "The body is too large",
 	kindUnsupportedMedia: "Unsupported media type",
 	kindBodyTimeout:      "The body did not arrive in time",
+	kindLimit:            "A limit of the task is reached",
 	kindOverloaded:       "Too many requests",
 	kindNotOwner:         "Another process runs the router",
 	kindUnavailable:      "A part of the service is not available",

@@ -23,6 +23,7 @@ type Server struct {
 	notifications Notifications
 	prober        Prober
 	router        Router
+	harness       Harness
 	checks        []Check
 	limits        Limits
 	log           *slog.Logger
@@ -56,7 +57,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		store: config.Store, notifications: config.Notifications, prober: config.Prober, router: config.Router,
+		store: config.Store, notifications: config.Notifications, prober: config.Prober, router: config.Router, harness: config.Harness,
 		checks: config.Checks, limits: config.Limits, log: config.Logger, listen: config.Listen, version: config.Version,
 		doorkeeper:  newDoorkeeper(config.Tokens, config.AllowOpen),
 		crossOrigin: http.NewCrossOriginProtection(),
@@ -77,6 +78,7 @@ func New(config Config) (*Server, error) {
 	s.registerSessions()
 	s.registerPools()
 	s.registerWeights()
+	s.registerTurns()
 	if s.document, err = render(s.huma.OpenAPI()); err != nil {
 		return nil, err
 	}

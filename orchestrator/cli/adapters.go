@@ -2,14 +2,20 @@ package cli
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/api"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/pool"
+	"holdfast/orchestrator/service"
 	"holdfast/router"
+	"holdfast/workflows"
 )
 
 // discoverTimeout bounds the questions to an engine that is being registered.
@@ -34,6 +40,18 @@ func (prober) Discover(ctx context.Context, kind, url string) (api.EngineInfo, e
 		CapacityBlocks: info.CapacityBlocks, BlockTokens: info.BlockTokens, MaxContextTokens: info.MaxContextTokens,
 		MaxRunning: info.MaxRunning, PrefillTokensPerSecond: info.PrefillTokensPerSecond,
 	}, nil
+}
+
+// harness makes model calls for the API.
+type harness struct{ service *service.Service }
+
+// HarnessTurn makes the call, or answers api.ErrNotOwner.
+func (h harness) HarnessTurn(ctx context.Context, session uuid.UUID, call workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {
+	made, err := h.service.HarnessTurn(ctx, session, call, progress)
+	if errors.Is(err, pool.ErrNotOwner) {
+		err = api.ErrNotOwner
+	}
+	return made, err
 }
 
 // apiTokens turns ROLE:TOKEN into what the API accepts. The configuration has

@@ -74,7 +74,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	}
 	s.api, err = api.New(api.Config{
 		Listen: cfg.Listen, Tokens: apiTokens(cfg.Tokens), AllowOpen: cfg.AllowOpen,
-		Store: s.store, Notifications: listener, Prober: prober{}, Router: describer{s.service, s.store},
+		Store: s.store, Notifications: listener, Prober: prober{}, Router: describer{s.service, s.store}, Harness: harness{s.service},
 		Checks:   []api.Check{{Name: "temporal", Required: true, Check: s.checkTemporal}, {Name: "pool_owner", Check: s.checkOwner}},
 		Registry: registry, Logger: s.log, Version: version(),
 	})

@@ -73,6 +73,7 @@ type owned struct {
 	loop    *pool.Loop
 	engines *fleet.Fleet
 	updates *weights.Coordinator
+	acts    *activities.Activities
 }
 
 // errLost ends a term of ownership.
@@ -198,7 +199,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		return r.run(ctx)
 	})
 	term.Go(func() error { return s.work(ctx, acts) })
-	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates})
+	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
 	err = term.Wait()
 	s.owned.Store(nil)
 	s.release(epoch)
