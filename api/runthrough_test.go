@@ -188,6 +188,27 @@ func (s *service) observe(run wire.Run, completed *wire.Session) {
 	}
 }
 
+// updateWeights asks for everything about weight updates that can be had without an
+// owner, and takes it back.
+func (s *service) updateWeights() {
+	t, ctx := s.t, s.t.Context()
+	if begun, err := s.client.BeginWeightUpdate(ctx, "main", wire.NewWeightUpdate{PolicyVersion: 5, Mode: "keep", Cache: "salt"}); err != nil || begun.State != "pausing" {
+		t.Errorf("%+v, %v", begun, err)
+	}
+	if read, err := s.client.WeightUpdate(ctx, "main", 5); err != nil || read.FromVersion != 4 {
+		t.Errorf("%+v, %v", read, err)
+	}
+	if committed, err := s.client.CommitWeightUpdate(ctx, "main", 4, wire.CommitWeights{}); err != nil || committed.Source != "announced" {
+		t.Errorf("%+v, %v", committed, err)
+	}
+	if cancelling, err := s.client.CancelWeightUpdate(ctx, "main", 5); err != nil || cancelling.State != "cancelling" {
+		t.Errorf("%+v, %v", cancelling, err)
+	}
+	if page, err := s.client.WeightUpdates(ctx, "main", 0, 0); err != nil || len(page.Updates) != 2 {
+		t.Errorf("%+v, %v", page, err)
+	}
+}
+
 func (s *service) operate() {
 	t, ctx := s.t, s.t.Context()
 	if policy, err := s.client.PutPolicy(ctx, "main", 4); err != nil || policy.PolicyVersion != 4 {
@@ -196,6 +217,7 @@ func (s *service) operate() {
 	if policy, err := s.client.Policy(ctx, "main"); err != nil || policy.PolicyVersion != 4 {
 		t.Errorf("%+v, %v", policy, err)
 	}
+	s.updateWeights()
 	if list, err := s.client.Pools(ctx); err != nil || len(list.Pools) != 1 || list.Pools[0].PolicyVersion != 4 {
 		t.Errorf("%+v, %v", list, err)
 	}

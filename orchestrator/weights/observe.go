@@ -108,20 +108,20 @@ func (c *Coordinator) askVersion(ctx context.Context, id router.InstanceID) {
 		return
 	}
 	changed, err := c.cfg.Store.ObserveWeightVersion(ctx, c.cfg.Pool, c.cfg.Epoch, string(id), version)
-	if err != nil {
-		c.mu.Lock()
-		c.member(id).labeled = false // ask again
-		c.mu.Unlock()
-		if ctx.Err() == nil {
-			log.Warn("recording an engine's weight version failed, trying again", "error", err)
-		}
-		return
-	}
-	if changed {
+	switch {
+	case err == nil && changed:
 		c.countUnasked()
 		log.Warn("an engine's weights changed unasked")
 		c.notify()
+		return
+	case err != nil && ctx.Err() == nil:
+		log.Warn("recording an engine's weight version failed, trying again", "error", err)
 	}
+	// It is not recorded, so the next answer is as new as this one: the database
+	// failed, or an update was begun just now.
+	c.mu.Lock()
+	c.member(id).labeled = false
+	c.mu.Unlock()
 }
 
 func (c *Coordinator) countUnasked() {

@@ -27,6 +27,7 @@ type fake struct {
 	mu     sync.Mutex
 	log    []string
 	label  string
+	paused bool
 	refuse map[string]func(ctx context.Context) error
 }
 
@@ -42,9 +43,9 @@ func (f *fake) call(ctx context.Context, name, detail string) error {
 }
 
 func (f *fake) Pause(ctx context.Context, mode engine.PauseMode) error {
-	return f.call(ctx, "pause", mode.String())
+	return f.pausing(f.call(ctx, "pause", mode.String()), true)
 }
-func (f *fake) Resume(ctx context.Context) error     { return f.call(ctx, "resume", "") }
+func (f *fake) Resume(ctx context.Context) error     { return f.pausing(f.call(ctx, "resume", ""), false) }
 func (f *fake) ResetCache(ctx context.Context) error { return f.call(ctx, "reset", "") }
 func (f *fake) SetWeightVersion(ctx context.Context, version string) error {
 	if err := f.call(ctx, "name", version); err != nil {
@@ -57,6 +58,29 @@ func (f *fake) WeightVersion(context.Context) (string, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.label, nil
+}
+
+// pausing notes whether the engine is paused after a call that succeeded.
+func (f *fake) pausing(err error, paused bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		f.paused = paused
+	}
+	return err
+}
+
+// restart is what a process that comes back has forgotten.
+func (f *fake) restart() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.paused, f.label = false, ""
+}
+
+func (f *fake) isPaused() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.paused
 }
 
 func (f *fake) setLabel(label string) {
