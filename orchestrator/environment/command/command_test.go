@@ -167,7 +167,12 @@ func TestForksAreBounded(t *testing.T) {
 		result := run(t, newDirectory(t, r), shell(script, spec.Limits{Processes: 20}))
 		lines := strings.Fields(result.Stdout.Text)
 		last, err := strconv.Atoi(lines[len(lines)-1])
-		if err != nil || last < 10 || last > 20 || result.ExitCode == 0 {
+		least, most := 10, 20
+		if r.Isolation() == IsolationProcessGroup {
+			// There the account's other processes count, which come and go.
+			least, most = 1, 150
+		}
+		if err != nil || last < least || last > most || result.ExitCode == 0 {
 			t.Errorf("%d processes were started, then status %d: %s", last, result.ExitCode, result.Stderr.Text)
 		}
 		if left := marked(r.owner + "/"); len(left) > 0 {

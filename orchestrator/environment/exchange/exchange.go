@@ -92,8 +92,8 @@ func (p *Poster) Post(ctx context.Context, url string, request, answer any) erro
 	backoff := retry.WithCappedDuration(maxDelay, retry.NewExponential(p.config.FirstDelay))
 	backoff = retry.WithMaxRetries(uint64(max(0, p.config.Retries)), retry.WithJitterPercent(jitterPercent, backoff))
 	var last error
+	again := true
 	err = retry.Do(limited, backoff, func(attempt context.Context) error {
-		var again bool
 		again, last = p.post(attempt, url, body, answer)
 		if again && attempt.Err() == nil {
 			return retry.RetryableError(last)
@@ -103,6 +103,8 @@ func (p *Poster) Post(ctx context.Context, url string, request, answer any) erro
 	switch {
 	case err == nil:
 		return nil
+	case !again:
+		return last // an answer that counts, however late
 	case ctx.Err() != nil:
 		return failure.New(failure.OfContext(ctx), "", ctx.Err())
 	case limited.Err() != nil:

@@ -153,6 +153,9 @@ func checkFiles(path string, files map[string]string) *FieldError {
 		if !filepath.IsLocal(name) || name == "." || strings.ContainsFunc(name, unicode.IsControl) || len(name) > MaxURLBytes {
 			return wrong(here, "must be a relative path below the directory")
 		}
+		if err := checkText(here, files[name], MaxFilesBytes); err != nil {
+			return err
+		}
 		if total += len(files[name]); total > MaxFilesBytes {
 			return wrong(here, "brings the files to %d bytes; they may have %d together", total, MaxFilesBytes)
 		}
@@ -355,8 +358,26 @@ func checkObject(path string, raw json.RawMessage, maxBytes int) *FieldError {
 		return wrong(path, "must be at most %d bytes long, is %d", maxBytes, len(raw))
 	case trimmed[0] != '{' || !json.Valid(trimmed):
 		return wrong(path, "must be a JSON object")
+	case holdsNUL(raw):
+		return wrong(path, "must not contain the character U+0000")
 	}
 	return nil
+}
+
+// holdsNUL looks for the one character that JSON can carry and Postgres cannot
+// store. Valid JSON holds it only as an escape, whose backslash is not itself
+// escaped.
+func holdsNUL(raw []byte) bool {
+	for i := 0; i < len(raw); i++ {
+		if raw[i] != '\\' {
+			continue
+		}
+		if bytes.HasPrefix(raw[i:], []byte(`\u0000`)) {
+			return true
+		}
+		i++ // whatever is escaped
+	}
+	return false
 }
 
 // inRange is written so that NaN fails it.
