@@ -4,6 +4,8 @@ import (
 	"encoding/json"
 	"strings"
 	"testing"
+
+	strictjson "github.com/go-json-experiment/json"
 )
 
 func TestEnvironmentValidate(t *testing.T) {
@@ -68,6 +70,27 @@ func TestScorerValidate(t *testing.T) {
 			}
 			expect(t, s.Validate("s"), c.want)
 		})
+	}
+}
+
+// TestStrictDecoding uses the decoder that reads tasks, which refuses members that
+// it does not know.
+func TestStrictDecoding(t *testing.T) {
+	var e Environment
+	text := `{"kind":"exec","exec":{"program":{"command":["a"],"limits":{"wall_seconds":1.5}},"tool":{"name":"t","parameters":{"type":"object"}},"files":{"a":"b"}}}`
+	if err := strictjson.Unmarshal([]byte(text), &e, strictjson.RejectUnknownMembers(true)); err != nil {
+		t.Fatal(err)
+	}
+	if e.Exec.Program.Limits.WallSeconds != 1.5 || string(e.Exec.Tool.Parameters) != `{"type":"object"}` || e.Exec.Files["a"] != "b" {
+		t.Errorf("got %+v", e.Exec)
+	}
+	err := strictjson.Unmarshal([]byte(`{"kind":"exec","exec":{"program":{"comand":["a"]}}}`), &e, strictjson.RejectUnknownMembers(true))
+	if err == nil || !strings.Contains(err.Error(), "comand") {
+		t.Errorf("an unknown member gives %v", err)
+	}
+	raw, err := json.Marshal(Environment{Kind: Exec, Exec: &ExecProgram{Program: Program{Command: []string{"a"}}}})
+	if want := `{"kind":"exec","exec":{"program":{"command":["a"]}}}`; err != nil || string(raw) != want {
+		t.Errorf("encoded as %s, %v", raw, err)
 	}
 }
 
