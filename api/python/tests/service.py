@@ -31,8 +31,12 @@ TIME_SCALE = 50
 class Service:
     """A running service with what it has printed."""
 
-    def __init__(self, *, listen: str = "127.0.0.1:0", data_dir: Optional[str] = None) -> None:
-        self.data_dir = data_dir or new_dir()
+    def __init__(self) -> None:
+        self.data_dir = new_dir()
+        self.output: List[str] = []
+        self._start("127.0.0.1:0")
+
+    def _start(self, listen: str) -> None:
         bin_dir = ROOT / "bin"
         env = {**os.environ, "HOLDFAST_TEMPORAL_BIN": os.environ.get("HOLDFAST_TEMPORAL_BIN", str(bin_dir / "holdfast-temporal"))}
         command = [
@@ -41,23 +45,28 @@ class Service:
         ]
         for role, token in TOKENS.items():
             command += ["--token", f"{role}:{token}"]
-        self.output: List[str] = []
         self.process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         address: "queue.Queue[Optional[str]]" = queue.Queue()
-        threading.Thread(target=self._read, args=(address,), daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process, address), daemon=True).start()
         url = address.get(timeout=STARTING_SECONDS)
         if url is None:
             raise RuntimeError("holdfast dev ended before it served:\n" + "".join(self.output))
         self.url = url
 
-    def _read(self, address: "queue.Queue[Optional[str]]") -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
+    def _read(self, process: "subprocess.Popen[str]", address: "queue.Queue[Optional[str]]") -> None:
+        assert process.stdout is not None
+        with process.stdout as lines:
             for line in lines:
                 self.output.append(line)
                 if line.startswith("API: "):
                     address.put(line.split()[1])
         address.put(None)
+
+    def crash_and_restart(self) -> None:
+        """Kill the process as a crash would, and start it again on the same address and data."""
+        self.process.kill()
+        self.process.wait(timeout=60)
+        self._start(self.url.split("//")[1])
 
     def stop(self) -> None:
         """End the service and all that it started."""

@@ -126,6 +126,7 @@ class SlimeTest(ExampleCase):
         class Buffer:
             def __init__(self) -> None:
                 self.drawn = 0
+                self.returned: List[List[Sample]] = []
 
             def get_samples(self, count: int) -> List[List[Sample]]:
                 groups = [[Sample(self.drawn + i, f"prompt {self.drawn + i}") for _ in range(2)] for i in range(count)]
@@ -133,7 +134,14 @@ class SlimeTest(ExampleCase):
                 return groups
 
             def add_samples(self, groups: List[List[Sample]]) -> None:
-                raise AssertionError("no group was spoilt")
+                self.returned += groups
+
+        class Spoilt(Buffer):
+            def get_samples(self, count: int) -> List[List[Sample]]:
+                groups = super().get_samples(count)
+                for sample in groups[1] if count == 3 else ():
+                    sample.prompt = "x" * 150_000  # more than an engine's context: the service fails it
+                return groups
 
         args = types.SimpleNamespace(
             rollout_batch_size=3, hf_checkpoint="m", rollout_max_response_len=8, rollout_temperature=1.0, rollout_top_p=1.0,
@@ -159,6 +167,14 @@ class SlimeTest(ExampleCase):
         self.assertEqual(again.samples, output.samples)
         self.assertEqual(self.client.run(self.name).backlog().total.released, 6)
         self.assertNotEqual(module.generate_rollout(args, version + 1, buffer).samples[0], output.samples[0])
+        self.assertEqual(buffer.returned, [])
+        # A group with a failed member goes back as it was, and another takes its place.
+        spoilt = Spoilt()
+        output = module.generate_rollout(args, version + 2, spoilt)
+        self.assertEqual([group[0].group_index for group in output.samples], [0, 2, 3])
+        self.assertEqual(output.metrics, {"rollout/holdfast_spoilt_groups": 1})
+        (returned,) = spoilt.returned
+        self.assertEqual([(sample.group_index, sample.status, sample.tokens) for sample in returned], [(1, Status.PENDING, [])] * 2)
 
 
 class VerlTest(ExampleCase):
@@ -227,6 +243,11 @@ class VerlTest(ExampleCase):
         self.assertEqual(again, outputs, "a repeated step gets the same trajectories")
         self.assertEqual(len(asyncio.run(worker.generate_sequences(Batch(4, global_steps=version, validate=True)))), 4)
         self.assertEqual(self.client.run(self.name).backlog().total.released, 10)
+        rollout.prompt_length = 200_000
+        hopeless = Batch(1, global_steps=version)
+        hopeless.non_tensor_batch["raw_prompt"] = [[{"role": "user", "content": "x" * 150_000}]]
+        with self.assertRaisesRegex(RuntimeError, "1 rows have no usable sample"):
+            asyncio.run(worker.generate_sequences(hopeless))
         rollout.agent.num_workers = 8
         with self.assertRaisesRegex(ValueError, "num_workers=1"):
             module.HoldfastAgentLoopManager(config)

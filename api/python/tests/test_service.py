@@ -245,6 +245,28 @@ class RunTest(ServiceCase):
         self.assertEqual(found, {f"reader-{i}": list(range(1, 21)) for i in range(8)})
 
 
+class RestartTest(unittest.TestCase):
+    def test_a_stream_goes_on_when_the_service_is_killed(self) -> None:
+        with service.client(retry=holdfast.RetryPolicy(deadline_seconds=180, max_delay_seconds=1)) as client:
+            run = service.new_run(client)
+            try:
+                run.submit(service.tasks(4))
+                stream = run.samples(timeout=120)
+                received = take(2, stream)
+                stream.ack()
+                run.submit(service.tasks(4, max_tokens=2000, prefix="long"), key="long")
+                service.shared().crash_and_restart()
+                self.assertTrue(run.submit(service.tasks(4, max_tokens=2000, prefix="long"), key="long").replayed)
+                received += take(6, stream)
+                self.assertEqual([one.seq for one in received], list(range(1, 9)))
+                self.assertEqual((len({one.id for one in received}), [one.usable for one in received]), (8, [True] * 8))
+                acknowledged = stream.ack()
+                assert acknowledged is not None
+                self.assertEqual(acknowledged.acknowledged_seq, 8)
+            finally:
+                run.end()
+
+
 class WeightsTest(ServiceCase):
     def test_a_policy_update_pauses_and_commits(self) -> None:
         begin = self.client.policy().policy_version
