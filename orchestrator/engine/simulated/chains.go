@@ -258,3 +258,23 @@ func (t *chainTable) residentHashes(dst []uint64) []uint64 {
 	}
 	return dst
 }
+
+// residentPrefixes returns, for each chain with cached blocks of its own, the tokens
+// from the beginning of its content to the last of them.
+func (t *chainTable) residentPrefixes() (prefixes [][]int32) {
+	for _, c := range t.byID {
+		if end := min(c.resident, c.end()); end > c.start {
+			prefixes = append(prefixes, c.content(nil, end*t.blockTokens, t.blockTokens))
+		}
+	}
+	return prefixes
+}
+
+// content appends the first tokens of the chain's content, its parents' included.
+func (c *chain) content(dst []int32, tokens, blockTokens int) []int32 {
+	own := c.start * blockTokens
+	if c.parent != nil {
+		dst = c.parent.content(dst, min(own, tokens), blockTokens)
+	}
+	return append(dst, c.tokens[:max(0, tokens-own)]...)
+}

@@ -266,6 +266,22 @@ func (s *Server) ResidentBlocks() (hashes []uint64) {
 	return slices.Compact(hashes)
 }
 
+// ResidentPrefixes returns contents whose blocks are cached now at one rank, by its
+// global number: every cached block is a block of one of them, and all their full
+// blocks that a chain holds are cached. Contents are known where KV events are published.
+func (s *Server) ResidentPrefixes(rank int) (prefixes [][]int32) {
+	l := s.life.Load()
+	if rank -= s.cfg.FirstRank; l == nil || rank < 0 || rank >= len(l.cores) {
+		return nil
+	}
+	c := l.cores[rank]
+	c.look(func() {
+		c.publishDecoded()
+		prefixes = c.chains.residentPrefixes()
+	})
+	return prefixes
+}
+
 // RankResidentBlocks lists the hashes of the blocks in the cache of one rank, by its
 // global number.
 func (s *Server) RankResidentBlocks(rank int) []uint64 {
