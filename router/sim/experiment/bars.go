@@ -36,12 +36,12 @@ type barList struct {
 	bars   []Bar
 }
 
-func (l *barList) atLeast(name string, measured, want float64, unit, note string) {
-	l.bars = append(l.bars, Bar{l.config, l.regime, name, fmt.Sprintf("at least %g%s", want, unit), measured, measured >= want, note})
+func (l *barList) atLeast(name string, measured, want float64, note string) {
+	l.bars = append(l.bars, Bar{l.config, l.regime, name, fmt.Sprintf("at least %g", want), measured, measured >= want, note})
 }
 
-func (l *barList) atMost(name string, measured, want float64, unit, note string) {
-	l.bars = append(l.bars, Bar{l.config, l.regime, name, fmt.Sprintf("at most %g%s", want, unit), measured, measured <= want, note})
+func (l *barList) atMost(name string, measured, want float64, note string) {
+	l.bars = append(l.bars, Bar{l.config, l.regime, name, fmt.Sprintf("at most %g", want), measured, measured <= want, note})
 }
 
 // judge compares the rows of every regime with what was asked.
@@ -76,40 +76,44 @@ func (r *PaperResult) judgeBaselines(l *barList, rows map[string]*Row) {
 		}
 		if n := len(swept); n > 2 {
 			ends := math.Max(swept[0].BalancedPerMinute, swept[n-1].BalancedPerMinute)
-			l.atLeast("request ceiling: best over the ends of the sweep", request.BalancedPerMinute/ends, 1, "", "best at "+request.Ceiling)
+			over := request.BalancedPerMinute / ends
+			l.bars = append(l.bars, Bar{l.config, l.regime, "request ceiling: best over the ends of its sweep", "above 1", over, over > 1, "best at " + request.Ceiling})
 		}
 	}
 	if p := rows["permissive"]; p != nil && (l.regime == Stationary || l.regime == Ungrouped) {
-		l.atMost("overload: prefix hit", p.PrefixHit, 0.1, "", "what is left are prompts that sessions share")
-		l.atMost("overload: prefix hit on sessions' own contexts", p.OwnHit, 0.1, "", "")
+		l.atMost("overload: prefix hit", p.PrefixHit, 0.1, "what is left are prompts that sessions share")
+		l.atMost("overload: prefix hit on sessions' own contexts", p.OwnHit, 0.1, "")
 	}
 	if m := rows["misa-t"]; m != nil && l.regime == Stationary {
 		if rows["request-ceiling"] != nil {
-			l.atLeast("misa-t over the request ceiling, %", m.GainVsRequestPercent, leastRequestGain[l.config], "", "")
+			l.atLeast("misa-t over the request ceiling, %", m.GainVsRequestPercent, leastRequestGain[l.config], "")
 		}
-		l.atLeast("misa-t: prefix hit", m.PrefixHit, 0.95, "", "")
+		l.atLeast("misa-t: prefix hit", m.PrefixHit, 0.95, "")
 	}
 }
 
 // judgeHoldfast compares the product's policy with every honest rival.
 func (l *barList) judgeHoldfast(h *Row, rows map[string]*Row) {
 	if session := rows["session-ceiling"]; session != nil {
-		l.atLeast("holdfast over the session ceiling, %", h.GainVsSessionPercent, leastGain[l.config][l.regime], "",
-			fmt.Sprintf("± %.1f", h.GainVsSessionHalfWidth))
+		note := "one seed"
+		if h.Seeds > 1 {
+			note = fmt.Sprintf("± %.1f", h.GainVsSessionHalfWidth)
+		}
+		l.atLeast("holdfast over the session ceiling, %", h.GainVsSessionPercent, leastGain[l.config][l.regime], note)
 		worst95, class95 := worst(h.P95Seconds, session.P95Seconds)
 		worst99, class99 := worst(h.P99Seconds, session.P99Seconds)
-		l.atMost("holdfast: worst p95 of a class against the session ceiling's, %", worst95, 5, "", class95)
-		l.atMost("holdfast: worst p99 of a class against the session ceiling's, %", worst99, 10, "", class99)
+		l.atMost("holdfast: worst p95 of a class against the session ceiling's, %", worst95, 5, class95)
+		l.atMost("holdfast: worst p99 of a class against the session ceiling's, %", worst99, 10, class99)
 	}
 	for _, rival := range []string{"class-ceilings", "partitioned", "thunderagent-like", "prime-rl-like"} {
 		if o := rows[rival]; o != nil {
-			l.atLeast("holdfast over "+rival+", %", 100*(h.BalancedPerMinute/o.BalancedPerMinute-1), 0, "", "")
+			l.atLeast("holdfast over "+rival+", %", 100*(h.BalancedPerMinute/o.BalancedPerMinute-1), 0, "")
 		}
 	}
 	if rows["oracle"] != nil {
-		l.atLeast("holdfast of the oracle, %", h.OfOraclePercent, 95, "", "")
+		l.atLeast("holdfast of the oracle, %", h.OfOraclePercent, 95, "")
 	}
-	l.atMost("holdfast: TV, points", h.TVPoints, 1, "", "")
+	l.atMost("holdfast: TV, points", h.TVPoints, 1, "")
 }
 
 // judgeOracle demands that nothing beats the oracle: it would be none.
@@ -124,7 +128,7 @@ func (l *barList) judgeOracle(all []Row, oracle *Row) {
 		}
 	}
 	if name != "" {
-		l.atMost("best other policy of the oracle, %", 100*best/oracle.BalancedPerMinute, 100, "", name)
+		l.atMost("best other policy of the oracle, %", 100*best/oracle.BalancedPerMinute, 100, name)
 	}
 }
 

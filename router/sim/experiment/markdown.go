@@ -11,7 +11,7 @@ import (
 func (r *PaperResult) WriteMarkdown(w io.Writer) error {
 	m := &markdown{w: w}
 	m.line("# Comparison of policies\n")
-	m.line("Written by `holdfast sim paper --full --markdown`; what it means is in [simulation.md](simulation.md). Judging seeds %v; the longer end-to-end runs use the first of", r.Seeds)
+	m.line("Written by `holdfast sim paper --markdown`; what it means is in [simulation.md](simulation.md). Judging seeds %v; the longer end-to-end runs use the first of", r.Seeds)
 	m.line("them. Gains are on balanced/min = min over classes of N_b / rho_b, paired by seed, with 95 %% intervals. \"Own hit\" leaves out prompts that sessions share.")
 	m.line("Latencies run from release to completion.\n")
 	m.line("## Bars\n")
