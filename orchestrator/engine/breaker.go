@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync/atomic"
 	"time"
@@ -10,8 +11,8 @@ import (
 	"github.com/sony/gobreaker/v2"
 )
 
-// ErrBreakerOpen is the cause of a refusal by a Breaker: the engine was not called.
-var ErrBreakerOpen = errors.New("the engine has failed too often and is left alone for a while")
+// ErrBreakerOpen is the cause of a refusal by a Breaker, and an ErrNotCalled.
+var ErrBreakerOpen = fmt.Errorf("%w: it has failed too often and is left alone for a while", ErrNotCalled)
 
 // BreakerState is what a Breaker does with generations.
 type BreakerState uint8

@@ -39,6 +39,10 @@ func (c Class) String() string {
 	return fmt.Sprintf("Class(%d)", uint8(c))
 }
 
+// ErrNotCalled is the cause of a failure before anything was sent: the instance is
+// known not to answer.
+var ErrNotCalled = errors.New("the instance does not answer at present")
+
 // Error is a failed call to an engine.
 type Error struct {
 	Class Class

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/kvevents"
 	"holdfast/router"
 	"holdfast/store"
@@ -80,6 +81,8 @@ type Status struct {
 	// Up: it answered when it was last asked.
 	Up    bool
 	State router.Observability
+	// Breaker is what the circuit breaker before the engine has done.
+	Breaker engine.BreakerStats
 	// Events is nil where the instance does not tell what it caches.
 	Events   *kvevents.Health
 	Receipts Receipts
@@ -89,7 +92,7 @@ type Status struct {
 func (f *Fleet) Statuses() []Status {
 	var list []Status
 	for _, m := range f.all() {
-		s := Status{Instance: m.id, Receipts: m.receipts.look()}
+		s := Status{Instance: m.id, Breaker: m.breaker.Stats(), Receipts: m.receipts.look()}
 		m.mu.Lock()
 		s.Up, s.State = m.up, m.state
 		m.mu.Unlock()

@@ -36,6 +36,8 @@ type Config struct {
 	Tell func(ctx context.Context, event router.Event) error
 	// NewClient connects to an engine of that kind; it does not call it yet.
 	NewClient func(kind, url string) (engine.Client, error)
+	// Breaker is when an engine that keeps failing is left alone; zero means the defaults.
+	Breaker engine.BreakerConfig
 	// ObserveInterval is how often each engine's metrics are read.
 	ObserveInterval time.Duration
 	Logger          *slog.Logger
@@ -134,8 +136,16 @@ func (f *Fleet) add(in store.Instance) (*member, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", in.URL, err)
 	}
+	settings := f.cfg.Breaker
+	settings.Changed = func(from, to engine.BreakerState) {
+		f.cfg.Logger.Warn("an engine's circuit breaker changed", "instance", in.ID, "from", from.String(), "to", to.String())
+	}
+	breaker, err := engine.NewBreaker(client, settings)
+	if err != nil {
+		return nil, err
+	}
 	m := &member{
-		fleet: f, id: router.InstanceID(in.ID), info: in, client: client,
+		fleet: f, id: router.InstanceID(in.ID), info: in, client: breaker, breaker: breaker,
 		gone: make(chan struct{}), sessions: make(map[router.SessionID]*resident),
 	}
 	if in.KVEvents.Endpoint != "" {
@@ -178,7 +188,7 @@ func (f *Fleet) all() []*member {
 func (f *Fleet) Generate(ctx context.Context, instance router.InstanceID, session router.SessionID, request engine.Request, onProgress func(engine.Progress)) (engine.Result, error) {
 	m := f.member(instance)
 	if m == nil || !m.isUp() {
-		return engine.Result{}, &engine.Error{Class: engine.RetryElsewhere, Err: fmt.Errorf("instance %s does not answer at present", instance)}
+		return engine.Result{}, &engine.Error{Class: engine.RetryElsewhere, Err: fmt.Errorf("%s: %w", instance, engine.ErrNotCalled)}
 	}
 	for _, other := range f.all() {
 		if other != m {

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/engine/simulated"
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/router"
 	"holdfast/router/sim/instance"
 	"holdfast/store"
@@ -59,6 +60,7 @@ func newWorld(t *testing.T) *world {
 		Pool: "p", Registry: w.registry, Changed: w.registry.wait, NewClient: engine.NewClient,
 		Tell:            func(_ context.Context, e router.Event) error { w.events <- e; return nil },
 		ObserveInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
+		Breaker: engine.BreakerConfig{OpenFor: 200 * time.Millisecond},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -165,5 +167,36 @@ func TestDrainingAndRemovalFollowTheRegistry(t *testing.T) {
 	await(t, w, "a removed instance to leave", func(*router.InstanceLeft) bool { return true })
 	if w.MaxContextTokens() != 0 {
 		t.Fatal("a removed instance still counts")
+	}
+}
+
+func TestEngineThatKeepsFailingLeavesAndIsTriedAgain(t *testing.T) {
+	w := newWorld(t)
+	server, in := newEngine(t)
+	w.registry.set(in)
+	await(t, w, "the instance to join", func(*router.InstanceJoined) bool { return true })
+	if err := server.SetFaults(fault.Settings{Refusals: []fault.Refusal{{Status: 500, Next: 5}}}); err != nil {
+		t.Fatal(err)
+	}
+	call := func() error {
+		_, err := w.Generate(w.ctx, "e1", router.SessionID{1}, engine.Request{RequestID: "r", Prompt: []int32{1}, MaxTokens: 1, DataParallelRank: -1}, nil)
+		return err
+	}
+	for range 5 {
+		var failed *engine.Error
+		if err := call(); !errors.As(err, &failed) || failed.StatusCode != 500 {
+			t.Fatalf("a failing engine answered %v", err)
+		}
+	}
+	await(t, w, "the instance to leave", func(*router.InstanceLeft) bool { return true })
+	if err := call(); !errors.Is(err, engine.ErrNotCalled) {
+		t.Fatalf("a call to an engine that is left alone: %v", err)
+	}
+	await(t, w, "the instance to join again", func(*router.InstanceJoined) bool { return true })
+	if err := call(); err != nil {
+		t.Fatalf("the probe: %v", err)
+	}
+	if status := w.Statuses()[0]; status.Breaker.State != engine.BreakerClosed || status.Breaker.Opened != 1 {
+		t.Fatalf("afterwards %+v", status)
 	}
 }

@@ -24,9 +24,11 @@ const (
 
 // member is one instance of the fleet.
 type member struct {
-	fleet    *Fleet
-	id       router.InstanceID
+	fleet *Fleet
+	id    router.InstanceID
+	// client is the breaker, before the engine's own.
 	client   engine.Client
+	breaker  *engine.Breaker
 	gone     chan struct{}
 	receipts receipts
 	// events is nil where the instance does not publish any.
@@ -116,6 +118,9 @@ func (m *member) observe(ctx context.Context) error {
 // metrics is only asked whether it is well, and counts as blind: the router then
 // goes by its own ledger.
 func (m *member) look(ctx context.Context) error {
+	if m.breaker.Stats().State == engine.BreakerOpen {
+		return engine.ErrBreakerOpen
+	}
 	ctx, cancel := context.WithTimeout(ctx, observeTimeout)
 	defer cancel()
 	taken := time.Now().UnixNano()
@@ -179,7 +184,7 @@ func (m *member) noticeRestart(ctx context.Context, promptTokens int64) {
 // missed handles a failed observation. A refused connection means that nobody is
 // there; anything else may be a busy engine, whose metrics are only stale.
 func (m *member) missed(ctx context.Context, failures int, err error) {
-	if refused(err) {
+	if refused(err) || errors.Is(err, engine.ErrBreakerOpen) {
 		m.markDown(ctx, err)
 		return
 	}
@@ -245,7 +250,9 @@ func (m *member) generate(ctx context.Context, session router.SessionID, request
 		r.tokens += int64(len(result.OutputIDs))
 	}
 	m.mu.Unlock()
-	if err != nil && refused(err) {
+	if err != nil && (refused(err) || m.breaker.Stats().State == engine.BreakerOpen) {
+		// The router is told that it is gone: of an engine that fails whatever it is
+		// asked nobody should wait for an answer. It joins again to be tried once.
 		m.markDown(ctx, err)
 	}
 	return result, err

@@ -12,6 +12,7 @@ type fleetMetrics struct {
 	statuses func() []fleet.Status
 
 	up, observability                *prometheus.Desc
+	breakerOpened, breakerRefused    *prometheus.Desc
 	trusted, alarm, indexed          *prometheus.Desc
 	events, gaps, resyncs            *prometheus.Desc
 	predicted, cached, absoluteError *prometheus.Desc
@@ -23,19 +24,21 @@ func newFleetMetrics(pool string, statuses func() []fleet.Status) *fleetMetrics 
 		return prometheus.NewDesc("holdfast_"+name, help, append([]string{"instance"}, labels...), prometheus.Labels{"pool": pool})
 	}
 	return &fleetMetrics{
-		statuses:      statuses,
-		up:            desc("instance_up", "1 while the engine answers. If 0, its sessions were placed elsewhere or are held: look at the engine."),
-		observability: desc("instance_observability", "1 for the state the instance is in. degraded: metrics are late, caps are frozen; blind: the router goes by its own ledger alone.", "state"),
-		trusted:       desc("kv_index_trusted", "1 while the picture of the engine's prefix cache is complete. If 0 for long: see reason and alarm in GET /pools/POOL/router."),
-		alarm:         desc("kv_index_alarm", "1 while cache events cannot match what engines report: block size, salt or cache groups differ. Placement then ignores prefixes."),
-		indexed:       desc("kv_index_blocks", "Blocks known to be cached on the instance."),
-		events:        desc("kv_events_total", "Cache events applied."),
-		gaps:          desc("kv_event_gaps_total", "Gaps found in the sequence of cache events. Those that a replay heals cost nothing."),
-		resyncs:       desc("kv_index_resyncs_total", "Times all locations of the instance were dropped, since events could not be had again."),
-		predicted:     desc("receipt_predicted_tokens_total", "Cached prompt tokens that turns were placed by."),
-		cached:        desc("receipt_cached_tokens_total", "Cached prompt tokens that the engine then reported."),
-		absoluteError: desc("receipt_error_tokens_total", "Absolute differences between the two, turn by turn."),
-		receiptAlarm:  desc("receipt_alarm", "1 while promised blocks are never found by the engine."),
+		statuses:       statuses,
+		up:             desc("instance_up", "1 while the engine answers. If 0, its sessions were placed elsewhere or are held: look at the engine."),
+		observability:  desc("instance_observability", "1 for the state the instance is in. degraded: metrics are late, caps are frozen; blind: the router goes by its own ledger alone.", "state"),
+		breakerOpened:  desc("breaker_opened_total", "Times the engine failed so often that it was left alone for a while."),
+		breakerRefused: desc("breaker_refused_total", "Model calls that were not made because of that."),
+		trusted:        desc("kv_index_trusted", "1 while the picture of the engine's prefix cache is complete. If 0 for long: see reason and alarm in GET /pools/POOL/router."),
+		alarm:          desc("kv_index_alarm", "1 while cache events cannot match what engines report: block size, salt or cache groups differ. Placement then ignores prefixes."),
+		indexed:        desc("kv_index_blocks", "Blocks known to be cached on the instance."),
+		events:         desc("kv_events_total", "Cache events applied."),
+		gaps:           desc("kv_event_gaps_total", "Gaps found in the sequence of cache events. Those that a replay heals cost nothing."),
+		resyncs:        desc("kv_index_resyncs_total", "Times all locations of the instance were dropped, since events could not be had again."),
+		predicted:      desc("receipt_predicted_tokens_total", "Cached prompt tokens that turns were placed by."),
+		cached:         desc("receipt_cached_tokens_total", "Cached prompt tokens that the engine then reported."),
+		absoluteError:  desc("receipt_error_tokens_total", "Absolute differences between the two, turn by turn."),
+		receiptAlarm:   desc("receipt_alarm", "1 while promised blocks are never found by the engine."),
 	}
 }
 
@@ -54,6 +57,8 @@ func (m *fleetMetrics) Collect(ch chan<- prometheus.Metric) {
 		id := string(s.Instance)
 		gauge(m.up, flag(s.Up), id)
 		gauge(m.observability, 1, id, s.State.String())
+		count(m.breakerOpened, float64(s.Breaker.Opened), id)
+		count(m.breakerRefused, float64(s.Breaker.Refused), id)
 		count(m.predicted, float64(s.Receipts.PredictedTokens), id)
 		count(m.cached, float64(s.Receipts.CachedTokens), id)
 		count(m.absoluteError, float64(s.Receipts.AbsoluteErrorTokens), id)

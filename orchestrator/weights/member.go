@@ -90,7 +90,7 @@ func (c *Coordinator) Enter(ctx context.Context, id router.InstanceID) (Pass, er
 		m := c.members[id]
 		if m == nil || m.shut && !m.up {
 			c.mu.Unlock()
-			return Pass{}, &engine.Error{Class: engine.RetryElsewhere, Err: fmt.Errorf("instance %s does not answer at present", id)}
+			return Pass{}, &engine.Error{Class: engine.RetryElsewhere, Err: fmt.Errorf("%s: %w", id, engine.ErrNotCalled)}
 		}
 		if !m.shut {
 			m.inFlight++

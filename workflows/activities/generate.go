@@ -295,6 +295,11 @@ func (g *generation) interrupted(ctx context.Context, end callEnd, err error, to
 		// A call that brought the turn on by so much was none of those that lead nowhere.
 		g.failures = 0
 	}
+	if errors.Is(err, engine.ErrNotCalled) {
+		// Nothing was sent: the router hears that the instance is gone, and places the
+		// turn elsewhere or holds it.
+		return nil, g.a.pause(ctx, 1)
+	}
 	if g.failures++; g.failures >= g.a.cfg.EngineAttempts {
 		reply := over(router.Failed, fmt.Sprintf("%d calls of this turn failed, the last at %s: %v", g.failures, g.placement.Instance, err))
 		return &reply, nil
