@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import enum
+import importlib.machinery
 import importlib.util
 import json
 import os
@@ -39,7 +40,7 @@ def stub_modules(**contents: Dict[str, Any]) -> Any:
 def load(name: str) -> Any:
     """Import an example by its path."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -494,7 +494,7 @@ class InterfaceTest(unittest.TestCase):
         own: Set[str] = {"History", "TokenArrays", "SamplePage", "_Page"}
         checked = 0
         for cls in vars(documents).values():
-            if not dataclasses.is_dataclass(cls) or cls.__name__ in own:
+            if not isinstance(cls, type) or not dataclasses.is_dataclass(cls) or cls.__name__ in own:
                 continue
             schema = schemas[names.get(cls.__name__, cls.__name__)]
             fields = {field.metadata.get("json", field.name) for field in dataclasses.fields(cls) if field.init}
