@@ -41,9 +41,13 @@ func (c *Core) foresee(s *session, sharedBlocks int64) {
 	s.ahead = expected
 }
 
-// unforesee takes a departing session out of its instance's forecast.
+// unforesee takes a departing session out of its instance's forecast. The last one
+// leaves nothing behind, not even what rounding has gathered.
 func (c *Core) unforesee(s *session) {
 	s.inst.ahead.Sub(&s.ahead)
+	if len(s.inst.sessions) == 0 {
+		s.inst.ahead = forecast.Profile{}
+	}
 	s.ahead = forecast.Profile{}
 }
 

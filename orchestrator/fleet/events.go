@@ -81,6 +81,9 @@ type Status struct {
 	// Up: it answered when it was last asked.
 	Up    bool
 	State router.Observability
+	// Sessions are those whose context the instance has served last; Running of them
+	// are in a model call.
+	Sessions, Running int
 	// Breaker is what the circuit breaker before the engine has done.
 	Breaker engine.BreakerStats
 	// Events is nil where the instance does not tell what it caches.
@@ -94,7 +97,12 @@ func (f *Fleet) Statuses() []Status {
 	for _, m := range f.all() {
 		s := Status{Instance: m.id, Breaker: m.breaker.Stats(), Receipts: m.receipts.look()}
 		m.mu.Lock()
-		s.Up, s.State = m.up, m.state
+		s.Up, s.State, s.Sessions = m.up, m.state, len(m.sessions)
+		for _, r := range m.sessions {
+			if r.running {
+				s.Running++
+			}
+		}
 		m.mu.Unlock()
 		if m.events != nil {
 			health := m.events.Health()
