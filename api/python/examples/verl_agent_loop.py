@@ -9,10 +9,11 @@ AgentLoopOutput into rows by _agent_loop_postprocess and _postprocess. Tested
 against a stub of that interface, not against verl itself.
 
 Only whole trajectories pass here: prompts go out as token ids and come back with
-everything that the session generated. verl's server manager, which generates one
-turn of verl's own loop at a time, is not replaced. Register verl's engines in the
-pool with control "observe", since verl changes their weights itself; HOLDFAST_URL,
-HOLDFAST_POOL and HOLDFAST_RUN say where. One worker is enough: it only waits.
+everything that the session generated. verl's server manager is not replaced: it
+generates one turn of verl's own loop at a time and is never told that one is over.
+Register verl's engines in the pool with control "observe", since verl changes
+their weights itself; HOLDFAST_URL, HOLDFAST_POOL and HOLDFAST_RUN say where. One
+worker is enough: it only waits.
 """
 
 import os

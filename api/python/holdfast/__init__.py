@@ -10,12 +10,12 @@ from ._retry import RetryPolicy
 from .client import Client, Groups, Run, Samples, Session
 from .documents import (
     USABLE, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, Consumer, ContractVersion, Delivery,
-    Event, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment,
+    Event, HarnessTurn, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment,
     SessionInfo, Times, Turn, Usage, WeightInstance, WeightUpdate,
 )
 from .errors import (
     BodyTimeoutError, ConflictError, EngineDoesNotAnswerError, ErrorDetail, ForbiddenError, HoldfastError,
-    IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, MethodNotAllowedError, NotFoundError,
+    IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, LimitReachedError, MethodNotAllowedError, NotFoundError,
     NotOwnerError, OverloadedError, PositionError, ProblemError, ProtocolError, RequestTimeoutError, RunEndedError,
     StoppingError, TooLargeError, UnauthorizedError, UnavailableError, UnknownClassError, UnknownCursorError,
     UnreachableError, UnsupportedMediaTypeError, WeightUpdateError,
@@ -28,8 +28,8 @@ from .version import VERSION as __version__
 __all__ = [
     "USABLE", "Backlog", "Batch", "BodyTimeoutError", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Client",
     "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery", "EngineDoesNotAnswerError", "ErrorDetail", "Event",
-    "ForbiddenError", "Group", "Groups", "History", "HoldfastError", "IdempotencyKeyReusedError", "Instance",
-    "InternalError", "InvalidJSONError", "InvalidRequestError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan",
+    "ForbiddenError", "Group", "Groups", "HarnessTurn", "History", "HoldfastError", "IdempotencyKeyReusedError", "Instance",
+    "InternalError", "InvalidJSONError", "InvalidRequestError", "LimitReachedError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan",
     "NotFoundError", "NotOwnerError", "NumpyTokens", "OverloadedError", "Policy", "Pool", "Position", "PositionError",
     "ProblemError", "ProtocolError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
     "SamplePage", "Samples", "Segment", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",

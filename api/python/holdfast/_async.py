@@ -11,7 +11,7 @@ import asyncio
 from typing import Any, Dict, List, Optional, Tuple
 
 from ._calls import Call
-from ._endpoint import Answer, Endpoint
+from ._endpoint import Answer, Endpoint, keep_alive
 from .errors import ProtocolError, UnreachableError
 
 _LINE_BYTES = 1 << 16
@@ -83,6 +83,7 @@ class AsyncConnections:
             reader, writer = await asyncio.wait_for(opening, _left(end))
         except (OSError, asyncio.TimeoutError) as error:
             raise UnreachableError(f"connecting to {at.url}: {str(error) or 'timed out'}", sent=False) from error
+        keep_alive(writer.get_extra_info("socket"))
         return _Connection(reader, writer)
 
     async def _exchange(self, connection: _Connection, call: Call[Any], request: bytes, end: float) -> Answer:

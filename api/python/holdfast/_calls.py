@@ -16,6 +16,7 @@ from urllib.parse import quote, urlencode
 from . import _decode, documents
 from .errors import ProtocolError
 from .tasks import AnyContract, AnyTask, batch_body, contract_json, to_json
+from .tokens import pack_ids
 
 T = TypeVar("T")
 
@@ -194,6 +195,28 @@ def events(session: str, after: int, limit: int = 1000) -> Call[documents.EventP
 
 def cancel(session: str, reason: str) -> Call[documents.SessionInfo]:
     return Call("POST", ["sessions", session, "cancel"], _reader(documents.SessionInfo), body=_json({"reason": reason}))
+
+
+_TURN_SECONDS = 24 * 3600.0
+
+
+def generate(
+    session: str, request_id: str, token_ids: Optional[Iterable[int]], append_token_ids: Optional[Iterable[int]], sampling: Mapping[str, Any],
+) -> Call[documents.HarnessTurn]:
+    """Repeatable: sent again with its request id, a call gives the turn that it made."""
+    asked: Dict[str, Any] = {**sampling, "request_id": request_id, "encoding": "packed"}
+    if token_ids is not None:
+        asked["packed_token_ids"] = pack_ids(token_ids)
+    if append_token_ids is not None:
+        asked["packed_append_token_ids"] = pack_ids(append_token_ids)
+    return Call("POST", ["sessions", session, "generate"], documents.turn_of, body=_json(asked), wait_seconds=_TURN_SECONDS)
+
+
+def complete(session: str, status: str, reward: Optional[float], detail: Any, problem: str) -> Call[documents.SessionInfo]:
+    end: Dict[str, Any] = {"status": status}
+    given = {"reward": reward, "detail": detail, "problem": problem or None}
+    end.update({name: value for name, value in given.items() if value is not None})
+    return Call("POST", ["sessions", session, "complete"], _reader(documents.SessionInfo), body=_json(end))
 
 
 def pools() -> Call[List[documents.Pool]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 from typing import Dict, NamedTuple, Optional
 from urllib.parse import urlsplit
@@ -17,6 +18,16 @@ class Answer(NamedTuple):
     reason: str
     headers: Dict[str, str]
     body: bytes
+
+
+def keep_alive(sock: Optional[socket.socket]) -> None:
+    """Let the system ask after the other side, so that a wait of hours notices a machine that is gone."""
+    if sock is None:
+        return
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class Endpoint:

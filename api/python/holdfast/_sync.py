@@ -8,7 +8,7 @@ import time
 from typing import Any, List, Optional
 
 from ._calls import Call
-from ._endpoint import Answer, Endpoint
+from ._endpoint import Answer, Endpoint, keep_alive
 from .errors import ProtocolError, UnreachableError
 
 _READ_BYTES = 1 << 18
@@ -65,6 +65,7 @@ class Connections:
             connection = http.client.HTTPConnection(at.host, at.port, timeout=timeout)
         try:
             connection.connect()
+            keep_alive(connection.sock)
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             raise UnreachableError(f"connecting to {at.url}: {error}", sent=False) from error

@@ -319,6 +319,18 @@ class AsyncSession:
         """End it as cancelled."""
         return await self._client.call(_calls.cancel(self.id, reason))
 
+    async def generate(
+        self, request_id: str, *, token_ids: Optional[Iterable[int]] = None, append_token_ids: Optional[Iterable[int]] = None, **sampling: Any,
+    ) -> documents.HarnessTurn:
+        """Make one model call in a session whose loop runs here (environment kind ``external``)."""
+        return await self._client.call(_calls.generate(self.id, request_id, token_ids, append_token_ids, sampling))
+
+    async def complete(
+        self, status: str = "completed", *, reward: Optional[float] = None, detail: Any = None, problem: str = "",
+    ) -> documents.SessionInfo:
+        """End a session whose loop runs here."""
+        return await self._client.call(_calls.complete(self.id, status, reward, detail, problem))
+
 
 class _AsyncStream(Generic[T]):
     """What streams of samples and of groups share. Going on after the end looks again."""

@@ -368,6 +368,31 @@ class Session:
         """End it as cancelled, at once if it is queued, else soon. Harmless once it has ended."""
         return self._client.call(_calls.cancel(self.id, reason))
 
+    def generate(
+        self, request_id: str, *, token_ids: Optional[Iterable[int]] = None, append_token_ids: Optional[Iterable[int]] = None, **sampling: Any,
+    ) -> documents.HarnessTurn:
+        """Make one model call in a session whose loop runs here (environment kind ``external``).
+
+        ``token_ids`` is the whole context, which must begin with all that the
+        session has; ``append_token_ids`` is what follows it; neither goes on from
+        where it is. ``request_id`` tells the call from the session's others: sent
+        again it gives the turn that it made, so that repetition is safe. Other
+        arguments are the interface's, such as ``max_tokens`` and ``temperature``.
+        Waits as long as the session is queued or held, hours if need be.
+        """
+        return self._client.call(_calls.generate(self.id, request_id, token_ids, append_token_ids, sampling))
+
+    def complete(
+        self, status: str = "completed", *, reward: Optional[float] = None, detail: Any = None, problem: str = "",
+    ) -> documents.SessionInfo:
+        """End a session whose loop runs here.
+
+        ``status`` is completed, truncated or failed; ``failed`` with ``problem``
+        is for a harness that broke, and is no reward of zero. Without ``reward``
+        the task's scorer gives it, if it has one.
+        """
+        return self._client.call(_calls.complete(self.id, status, reward, detail, problem))
+
 
 class _Stream(Generic[T]):
     """What streams of samples and of groups share. Going on after the end looks again."""

@@ -7,15 +7,14 @@ that Python keeps for itself. Times are in UTC.
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
 from . import _decode
-from .tokens import NumpyTokens, TokenArrays
-
-if TYPE_CHECKING:
-    from .tokens import FloatArray, IntArray
+from .errors import problem_from
+from .tokens import FloatArray, IntArray, NumpyTokens, TokenArrays, unpack_turn
 
 
 def _class() -> Any:
@@ -432,6 +431,36 @@ class TurnPage:
 
     turns: List[Turn]
     next: Optional[int] = None
+
+
+@dataclass
+class HarnessTurn:
+    """The turn that a harness's call made."""
+
+    turn: int
+    """Counts from 0."""
+    finish_reason: str
+    prompt_tokens: int
+    output_tokens: int
+    policy_version: int
+    instance: str
+    cached_tokens: Optional[int] = None
+    """None if the engine did not tell."""
+    repeated: bool = False
+    """An earlier call of the same request made the turn."""
+    token_ids: IntArray = field(default_factory=lambda: array("i"), init=False)
+    """int32: what was generated."""
+    logprobs: Optional[FloatArray] = field(default=None, init=False)
+    """float32: one per generated token; None if not asked for."""
+
+
+def turn_of(document: Any) -> HarnessTurn:
+    """Read a turn; one that failed after its answer had begun carries a problem instead."""
+    if isinstance(document, dict) and isinstance(document.get("problem"), dict):
+        raise problem_from(int(document["problem"].get("status", 500)), document["problem"])
+    turn = _decode.decode(HarnessTurn, document)
+    turn.token_ids, turn.logprobs = unpack_turn(document.get("packed_token_ids"), document.get("packed_logprobs"))
+    return turn
 
 
 @dataclass

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BodyTimeoutError", "ConflictError", "EngineDoesNotAnswerError", "ErrorDetail", "ForbiddenError",
     "HoldfastError", "IdempotencyKeyReusedError", "InternalError", "InvalidJSONError", "InvalidRequestError",
-    "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "PositionError", "ProblemError",
+    "LimitReachedError", "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "PositionError", "ProblemError",
     "ProtocolError", "RequestTimeoutError", "RunEndedError", "StoppingError", "TooLargeError",
     "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError", "UnreachableError",
     "UnsupportedMediaTypeError", "WeightUpdateError",
@@ -135,6 +135,10 @@ class RunEndedError(ConflictError):
     """409: the run has ended and accepts no batches."""
 
 
+class LimitReachedError(ConflictError):
+    """409: a limit of the task is reached; the session takes no further turn."""
+
+
 class TooLargeError(ProblemError):
     """413: split the batch."""
 
@@ -156,7 +160,7 @@ class UnknownCursorError(InvalidRequestError):
 
 
 class EngineDoesNotAnswerError(InvalidRequestError):
-    """422: the engine to be registered does not answer; nothing was stored."""
+    """422: the engine to be registered does not answer; nothing was stored. 502: a turn's engine failed it."""
 
 
 class OverloadedError(ProblemError):
@@ -190,7 +194,7 @@ _BY_KIND: Dict[str, Type[ProblemError]] = {
     "unknown-cursor": UnknownCursorError, "engine-does-not-answer": EngineDoesNotAnswerError,
     "unauthorized": UnauthorizedError, "forbidden": ForbiddenError, "not-found": NotFoundError,
     "method-not-allowed": MethodNotAllowedError, "conflict": ConflictError,
-    "idempotency-key-reused": IdempotencyKeyReusedError, "run-ended": RunEndedError, "too-large": TooLargeError,
+    "limit-reached": LimitReachedError, "idempotency-key-reused": IdempotencyKeyReusedError, "run-ended": RunEndedError, "too-large": TooLargeError,
     "unsupported-media-type": UnsupportedMediaTypeError, "body-timeout": BodyTimeoutError,
     "overloaded": OverloadedError, "not-owner": NotOwnerError, "unavailable": UnavailableError,
     "timeout": RequestTimeoutError, "stopping": StoppingError, "internal": InternalError,
@@ -217,13 +221,18 @@ def problem_of(status: int, reason: str, headers: Mapping[str, str], body: bytes
     if not isinstance(document, dict):
         text = body[:200].decode("utf-8", "replace").strip()
         document = {"type": "about:blank", "title": reason, "detail": f"{status} {reason}: {text}"}
+    return problem_from(status, document, reason, _retry_after(headers.get("retry-after", "")))
+
+
+def problem_from(status: int, document: Mapping[str, Any], reason: str = "", retry_after: Optional[float] = None) -> ProblemError:
+    """Make the exception of a problem document."""
     kind = str(document.get("type", ""))
     made = _BY_STATUS.get(status, ProblemError)
     if kind.startswith(_TYPE_PREFIX):
         made = _BY_KIND.get(kind[len(_TYPE_PREFIX):], made)
     return made(
         status, kind, str(document.get("title", reason)), str(document.get("detail", "")),
-        str(document.get("request_id", "")), _details(document.get("errors")), _retry_after(headers.get("retry-after", "")),
+        str(document.get("request_id", "")), _details(document.get("errors")), retry_after,
     )
 
 

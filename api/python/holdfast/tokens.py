@@ -11,13 +11,15 @@ import binascii
 import importlib
 import sys
 from array import array
-from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Optional, Union
+from typing import TYPE_CHECKING, Any, Iterable, Mapping, NamedTuple, Optional, Union
 
 from .errors import ProtocolError
 
 if TYPE_CHECKING:
     IntArray = array[int]
     FloatArray = array[float]
+else:  # before Python 3.12 the class takes no parameter
+    IntArray = FloatArray = array
 
 
 class NumpyTokens(NamedTuple):
@@ -105,3 +107,19 @@ def unpack(text: str, code: str) -> Any:
     if sys.byteorder == "big":
         values.byteswap()
     return values
+
+
+def pack_ids(ids: Iterable[int]) -> str:
+    """Encode token ids as base64 of little-endian int32. OverflowError for what does not fit."""
+    values = array(_INT32, ids)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return binascii.b2a_base64(values.tobytes(), newline=False).decode()
+
+
+def unpack_turn(ids: Optional[str], logprobs: Optional[str]) -> "tuple[IntArray, Optional[FloatArray]]":
+    """Decode a turn's packed tokens."""
+    try:
+        return unpack(ids or "", _INT32), None if logprobs is None else unpack(logprobs, "f")
+    except (TypeError, ValueError) as error:
+        raise ProtocolError(f"tokens of a turn: {error}") from error

@@ -18,6 +18,7 @@ KINDS = [
     (403, "forbidden", holdfast.ForbiddenError), (404, "not-found", holdfast.NotFoundError),
     (405, "method-not-allowed", holdfast.MethodNotAllowedError), (409, "conflict", holdfast.ConflictError),
     (409, "idempotency-key-reused", holdfast.IdempotencyKeyReusedError), (409, "run-ended", holdfast.RunEndedError),
+    (409, "limit-reached", holdfast.LimitReachedError),
     (413, "too-large", holdfast.TooLargeError), (415, "unsupported-media-type", holdfast.UnsupportedMediaTypeError),
     (408, "body-timeout", holdfast.BodyTimeoutError), (429, "overloaded", holdfast.OverloadedError),
     (503, "not-owner", holdfast.NotOwnerError), (503, "unavailable", holdfast.UnavailableError),

@@ -267,6 +267,44 @@ class RestartTest(unittest.TestCase):
                 run.end()
 
 
+class HarnessTest(ServiceCase):
+    def test_a_loop_of_the_trainers_own(self) -> None:
+        external = {"kind": "external"}
+        self.run_.submit([holdfast.Task("agent", [1, 2, 3], {"max_tokens": 6}, id=name, environment=external) for name in ("good", "bad")])
+        sessions = {one.task_id: self.run_.session(one.id) for one in self.run_.sessions()}
+        good, context = sessions["good"], [1, 2, 3]
+        generated: List[int] = []
+        for turn in range(3):
+            context += [50 + turn, 60]
+            if turn % 2:
+                made = good.generate(f"turn-{turn}", token_ids=context)
+            else:
+                made = good.generate(f"turn-{turn}", append_token_ids=[50 + turn, 60], temperature=0.5)
+            assert made.logprobs is not None
+            self.assertEqual((made.turn, len(made.logprobs), made.repeated), (turn, len(made.token_ids), False))
+            again = good.generate(f"turn-{turn}", append_token_ids=[50 + turn, 60])
+            self.assertEqual((again.token_ids, again.repeated), (made.token_ids, True))
+            context += made.token_ids
+            generated += made.token_ids
+        with self.assertRaises(holdfast.InvalidRequestError):
+            good.generate("rewritten", token_ids=[9, 9, 9])
+        good.complete(reward=0.25, detail={"tests": 3})
+        asyncio.run(self.break_asynchronously(sessions["bad"].id))
+        samples = {one.task_id: one for one in take(2, self.run_.samples(timeout=60))}
+        one = samples["good"]
+        self.assertEqual((one.status, one.reward, one.score_detail, list(one.token_ids)), ("completed", 0.25, {"tests": 3}, context))
+        self.assertEqual([token for token, bit in zip(one.token_ids, one.loss_mask) if bit], generated)
+        self.assertEqual((samples["bad"].status, samples["bad"].problem, samples["bad"].reward), ("failed", "the container died", None))
+        with self.assertRaises(holdfast.ConflictError):
+            good.generate("late")
+
+    async def break_asynchronously(self, session: str) -> None:
+        async with AsyncClient(service.shared().url, service.TOKENS["trainer"]) as client:
+            made = await client.session(session).generate("a")
+            self.assertLessEqual(len(made.token_ids), 6)
+            await client.session(session).complete("failed", problem="the container died")
+
+
 class WeightsTest(ServiceCase):
     def test_a_policy_update_pauses_and_commits(self) -> None:
         begin = self.client.policy().policy_version

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 import unittest
 from typing import Any, List, Optional
@@ -103,6 +104,17 @@ class Cases:
                     self.one(server, _calls.policy("p"), FAST)
                 self.assertLess(time.monotonic() - begin, 1.0)
                 self.assertEqual((overloaded.exception.retry_after, len(server.requests)), (3600.0, 1))
+
+        def test_a_turn_that_fails_after_its_answer_began(self) -> None:
+            call = _calls.generate("s", "r", [1, 2], None, {"max_tokens": 4})
+            stopping = {"problem": {"type": "urn:holdfast:problem:stopping", "title": "t", "status": 503, "detail": "d"}}
+            limit = {"problem": {"type": "urn:holdfast:problem:limit-reached", "title": "t", "status": 409, "detail": "no turn left"}}
+            waiting = answer(body=b"\n\n" + json.dumps(stopping).encode())
+            with Stub(waiting, answer(limit)) as server:
+                with self.assertRaisesRegex(holdfast.LimitReachedError, "no turn left"):
+                    self.one(server, call)
+                self.assertEqual({one.body for one in server.requests}, {b'{"max_tokens":4,"request_id":"r","encoding":"packed","packed_token_ids":"AQAAAAIAAAA="}'})
+                self.assertEqual(len(server.requests), 2)
 
         def test_a_service_that_does_not_listen_is_unreachable(self) -> None:
             with Stub(answer()) as server:
