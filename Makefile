@@ -59,7 +59,20 @@ test-python: build postgres ## Run the Python client's tests against a real serv
 
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
-	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./workflows/... ./store ./api
+	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./orchestrator/kvevents ./orchestrator/weights ./orchestrator/environment/... ./workflows/... ./store ./api
+
+# Every decoder of what engines and models send.
+FUZZ_SECONDS := 60
+FUZZ_PACKAGES := ./orchestrator/kvevents ./orchestrator/engine ./orchestrator/engine/internal/jsonscan ./orchestrator/toolcall
+
+.PHONY: fuzz
+fuzz: ## Fuzz every decoder for FUZZ_SECONDS each
+	@for package in $(FUZZ_PACKAGES); do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
+			echo "$$package $$target"; \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZ_SECONDS)s -fuzzminimizetime 20x $$package || exit 1; \
+		done; \
+	done
 
 .PHONY: lint
 lint: ## gofmt, go vet, staticcheck, and the determinism check of workflow code

@@ -185,6 +185,8 @@ func FuzzRoundTrip(f *testing.F) {
 	f.Add("look", "</tool_call>", "</tool_response>")
 	f.Fuzz(func(t *testing.T, name, value, content string) {
 		arguments, err := json.Marshal(map[string]string{"value": value})
+		// JSON writes what is no UTF-8 as replacement characters, which are longer.
+		name = strings.ToValidUTF8(name, "\ufffd")
 		if err != nil || checkName(name) != "" || len(arguments) > MaxArgumentsBytes {
 			return
 		}
