@@ -26,6 +26,10 @@ class _Connection:
     def close(self) -> None:
         self.writer.close()
 
+    def abort(self) -> None:
+        """Close without sending what is still waiting to be sent."""
+        self.writer.transport.abort()
+
     def usable(self) -> bool:
         """False once the other side has hung up or said something unasked."""
         return not self.reader.at_eof() and not self.writer.is_closing() and self.reader.exception() is None
@@ -102,7 +106,7 @@ class AsyncConnections:
             if keep and not self._closed and len(self._idle) < self._max_idle:
                 self._idle.append(connection)
             else:
-                connection.close()
+                connection.abort()
 
 
 async def _converse(connection: _Connection, head: bytes, body: Optional[bytes]) -> Tuple[Answer, bool]:
