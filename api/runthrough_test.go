@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"holdfast/api"
 	"holdfast/api/client"
 	"holdfast/api/wire"
 	"holdfast/router"
@@ -28,7 +29,7 @@ func parseProblem(t testing.TB, response *http.Response, text []byte) wire.Probl
 // TestTrainersLoop goes once through everything that the interface can do, with
 // all traffic held against the OpenAPI document.
 func TestTrainersLoop(t *testing.T) {
-	s := start(t, nil)
+	s := start(t, func(c *api.Config) { c.Harness = &loops{turn: echo} })
 	ctx := t.Context()
 
 	run := s.openRun()
@@ -80,6 +81,7 @@ func TestTrainersLoop(t *testing.T) {
 	s.consume(run, &sessions[0])
 	s.observe(run, &sessions[0])
 	s.operate()
+	s.loop(run)
 
 	if contract, err := s.client.PutContract(ctx, run.ID, wire.NewContract{Classes: []wire.ClassShare{{Class: "agent", Share: 1}}, MaxConcurrency: 7}); err != nil || contract.Version != 2 {
 		t.Errorf("%+v, %v", contract, err)
