@@ -24,6 +24,7 @@ func (w *world) start(e *engine) error {
 	}
 	e.in, e.up, e.stale = in, true, true
 	e.inbox = in.Advance(w.now, e.inbox)
+	w.undrained = true
 	w.announce(e, 1)
 	return nil
 }

@@ -20,7 +20,9 @@ type world struct {
 	queue   eventQueue
 	rng     *rand.Rand
 	engines []*engine
-	version int64
+	// undrained: some engine's inbox may have something in it.
+	undrained bool
+	version   int64
 
 	classes    []ClassShare
 	classChain []*instance.Chain
@@ -190,18 +192,17 @@ func (w *world) advance(e *engine) {
 	if e.in.Now() < w.now || e.nextAt <= w.now {
 		e.inbox = e.in.Advance(w.now, e.inbox)
 		e.stale = true
+		w.undrained = w.undrained || len(e.inbox) > 0
 	}
 }
 
 // drain handles what engines did until nothing is left to handle at this instant.
 func (w *world) drain() {
-	for again := true; again && w.failure == nil; {
-		again = false
+	for w.undrained && w.failure == nil {
+		w.undrained = false
 		for _, e := range w.engines {
 			for i := 0; i < len(e.inbox); i++ {
-				ev := e.inbox[i]
-				again = true
-				w.engineDid(e, ev)
+				w.engineDid(e, e.inbox[i])
 			}
 			e.inbox = e.inbox[:0]
 		}
