@@ -144,7 +144,7 @@ func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait fu
 			return nil, err
 		case !work.Spec.External():
 			return nil, workflows.ErrNotHarness
-		case work.State == store.SessionEnded, work.CancelRequested:
+		case work.State == store.SessionEnded, work.CancelRequested, work.FinishRequested:
 			return nil, workflows.ErrSessionOver
 		case work.State != store.SessionQueued:
 			sc := &sessionContext{work: work}
@@ -251,7 +251,9 @@ func (a *Activities) Outside(ctx context.Context, session string) (workflows.Out
 		return workflows.OutsideReply{}, fmt.Errorf("looking after the harness of session %s: %w", id, err)
 	}
 	if h.Finish != nil {
+		// A call under way ends, and the next one finds that the session is over.
 		a.running.cancel(id)
+		a.contexts.drop(id)
 		return workflows.OutsideReply{
 			Outcome: workflows.OutcomeOver,
 			End: workflows.Completion{

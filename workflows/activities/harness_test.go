@@ -183,6 +183,9 @@ func TestHarnessEndsItsSession(t *testing.T) {
 			if reply.Outcome != workflows.OutcomeOver || reply.Scored != c.scored || reply.End.Status != c.finish.Status.String() || reply.End.Problem != c.finish.Problem {
 				t.Fatalf("over as %+v", reply)
 			}
+			if _, err := a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "late"}, ignore); !errors.Is(err, workflows.ErrSessionOver) {
+				t.Fatalf("a call after the end was asked for got %v", err)
+			}
 			if (reply.End.Reward == nil) != (c.finish.Reward == nil) || string(reply.End.Detail) != string(c.finish.Detail) {
 				t.Fatalf("over as %+v", reply.End)
 			}
