@@ -6,6 +6,7 @@ import (
 
 	"github.com/danielgtaylor/huma/v2"
 
+	"holdfast/orchestrator/environment/spec"
 	"holdfast/store"
 	"holdfast/workflows/task"
 )
@@ -93,8 +94,37 @@ var taskBounds = map[string]map[string]bound{
 		"append_tokens": {text: "Tokens appended after this call.", least: float(0), most: float(task.MaxReplayAppendTokens)},
 	},
 	"TaskScorer": {
-		"kind":      {enum: []any{string(task.ScorerEnvironment), string(task.ScorerExactMatch)}},
-		"token_ids": {text: "Kind exact_match: what the last turn must end with.", mostItems: integer(task.MaxScorerTokens)},
+		"kind":               {enum: []any{string(task.ScorerEnvironment), string(task.ScorerExactMatch), string(task.ScorerNumericMatch), string(task.ScorerHTTP), string(task.ScorerExec)}},
+		"token_ids":          {text: "Kind exact_match: what the last turn must end with.", mostItems: integer(spec.MaxScorerTokens)},
+		"answers":            {text: "Kind exact_match, instead of token_ids: the last turn's text must equal one of them.", mostItems: integer(spec.MaxAnswers)},
+		"extract":            {text: "Kind exact_match with answers: the part of the text that counts; absent means all of it.", enum: []any{string(spec.ExtractText), string(spec.ExtractLastLine), string(spec.ExtractBoxed)}},
+		"ignore_case":        {text: "Kind exact_match with answers."},
+		"target":             {text: "Kind numeric_match: the number that the text must end with, as text, so that a fraction is exact."},
+		"absolute_tolerance": {text: "Kind numeric_match: the larger of this and relative_tolerance times the target is allowed.", least: float(0)},
+		"relative_tolerance": {text: "Kind numeric_match.", least: float(0), most: float(1)},
+		"http":               {text: "Kind http: the server that gives the reward."},
+		"program":            {text: "Kind exec: the program that gives the reward."},
+	},
+	"TaskHTTPScorer": {
+		"url":             {text: "Receives samples by POST; its host must be one that the operator allows.", mostLength: integer(spec.MaxURLBytes)},
+		"timeout_seconds": {text: "Of each call; 0 or absent means 60.", least: float(0), most: float(spec.MaxSeconds)},
+		"credential":      {text: "Names a bearer token of the operator's configuration.", mostLength: integer(spec.MaxNameBytes)},
+		"batch_samples":   {text: "Samples of one call at most; a session is scored by itself, so that calls hold one.", least: float(0), most: float(spec.MaxBatchSamples)},
+		"task":            {text: "A JSON object sent along as it is."},
+	},
+	"TaskProgram": {
+		"command": {text: "The program and its arguments; no shell reads it.", mostItems: integer(spec.MaxArguments)},
+		"env":     {text: "Added to the few variables that every program gets."},
+		"network": {text: "Lets the program reach the network where it would be cut off."},
+		"limits":  {text: "What is 0 or absent has its default."},
+	},
+	"TaskProgramLimits": {
+		"wall_seconds": {least: float(0), most: float(spec.MaxSeconds)},
+		"cpu_seconds":  {least: float(0), most: float(spec.MaxSeconds)},
+		"memory_bytes": {text: "Address space of each process; 0 or absent means 2 GiB.", least: float(0), most: float(spec.MaxMemoryBytes)},
+		"processes":    {least: float(0), most: float(spec.MaxProcesses)},
+		"file_bytes":   {least: float(0), most: float(spec.MaxFileBytes)},
+		"output_bytes": {least: float(0), most: float(spec.MaxOutputBytes)},
 	},
 }
 

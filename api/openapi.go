@@ -21,6 +21,7 @@ import (
 	"github.com/labstack/echo/v4"
 
 	"holdfast/api/wire"
+	"holdfast/orchestrator/environment/spec"
 	"holdfast/workflows/task"
 )
 
@@ -178,6 +179,11 @@ func nameSchema(t reflect.Type, hint string) string {
 	switch t.PkgPath() {
 	case reflect.TypeFor[task.Spec]().PkgPath():
 		return "Task" + strings.TrimPrefix(name, "Spec")
+	case reflect.TypeFor[spec.Scorer]().PkgPath():
+		if t == reflect.TypeFor[spec.Limits]() {
+			name = "Program" + name // a session has limits as well
+		}
+		return "Task" + name
 	case reflect.TypeFor[huma.ErrorModel]().PkgPath():
 		return humaSchemaPrefix + name
 	}

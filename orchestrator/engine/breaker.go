@@ -176,16 +176,19 @@ func breakerState(s gobreaker.State) BreakerState {
 }
 
 // ControllerOf is the Controller of a client, also of one behind a Breaker.
-func ControllerOf(client Client) (Controller, bool) {
+func ControllerOf(client Client) (Controller, bool) { return behind[Controller](client) }
+
+// behind finds what a client can do besides, or the client that it wraps.
+func behind[T any](client Client) (found T, ok bool) {
 	for client != nil {
-		if c, ok := client.(Controller); ok {
-			return c, true
+		if found, ok = client.(T); ok {
+			return found, true
 		}
-		wrapped, ok := client.(interface{ Unwrap() Client })
-		if !ok {
-			return nil, false
+		wrapped, isWrapper := client.(interface{ Unwrap() Client })
+		if !isWrapper {
+			break
 		}
 		client = wrapped.Unwrap()
 	}
-	return nil, false
+	return found, false
 }

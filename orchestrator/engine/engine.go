@@ -5,7 +5,8 @@
 // It neither chooses an instance nor retries: it sorts each failure into what
 // the caller may do about it (see Class), and hands back what was generated
 // before the failure. It turns tokens into text and back only for servers that take
-// nothing else (see OpenAI), and says so in the result.
+// nothing else (see OpenAI), and says so in the result; elsewhere it asks the engine
+// (see Tokenizer).
 package engine
 
 import (

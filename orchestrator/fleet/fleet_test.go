@@ -200,3 +200,26 @@ func TestEngineThatKeepsFailingLeavesAndIsTriedAgain(t *testing.T) {
 		t.Fatalf("afterwards %+v", status)
 	}
 }
+
+func TestAnyInstanceThatIsUpTokenises(t *testing.T) {
+	w := newWorld(t)
+	if _, err := w.Tokenize(w.ctx, engine.TokenizeRequest{Text: "x"}); !errors.Is(err, engine.ErrNotCalled) {
+		t.Fatalf("a fleet without engines tokenised: %v", err)
+	}
+	_, in := newEngine(t)
+	gone := in
+	gone.ID, gone.URL = "e0", "http://127.0.0.1:1"
+	w.registry.set(gone, in)
+	await(t, w, "the instance to join", func(e *router.InstanceJoined) bool { return e.Instance == "e1" })
+	ids, err := w.Tokenize(w.ctx, engine.TokenizeRequest{Text: "the answer is 42"})
+	if err != nil || len(ids) == 0 {
+		t.Fatalf("tokenised as %v, %v", ids, err)
+	}
+	if text, err := w.Detokenize(w.ctx, ids, false); err != nil || text != "the answer is 42" {
+		t.Fatalf("came back as %q, %v", text, err)
+	}
+	var failed *engine.Error
+	if _, err := w.Detokenize(w.ctx, []int32{1 << 30}, false); !errors.As(err, &failed) || failed.Class != engine.FailTurn {
+		t.Fatalf("an id beyond the vocabulary got %v", err)
+	}
+}

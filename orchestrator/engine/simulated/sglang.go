@@ -15,6 +15,8 @@ const sglangVersion = "0.5.9+simulated"
 // routeSGLang adds the endpoints that SGLang alone has.
 func (s *Server) routeSGLang(mux *http.ServeMux) {
 	mux.HandleFunc("POST /generate", s.live(s.generate))
+	mux.HandleFunc("POST /tokenize", s.live(s.tokenizeSGLang))
+	mux.HandleFunc("POST /detokenize", s.live(s.detokenizeSGLang))
 	for path, handle := range map[string]func(*life, http.ResponseWriter, *http.Request){
 		"GET /health_generate": s.health,
 		"GET /server_info":     s.serverInfo, "GET /get_server_info": s.serverInfo,

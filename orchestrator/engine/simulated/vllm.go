@@ -17,6 +17,8 @@ const Version = "0.14.0+simulated"
 // are behind VLLM_SERVER_DEV_MODE=1 in a real one.
 func (s *Server) routeVLLM(mux *http.ServeMux) {
 	mux.HandleFunc("POST /v1/completions", s.live(s.completions))
+	mux.HandleFunc("POST /tokenize", s.live(s.tokenizeVLLM))
+	mux.HandleFunc("POST /detokenize", s.live(s.detokenizeVLLM))
 	mux.HandleFunc("GET /version", s.live(func(_ *life, w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, map[string]string{"version": Version})
 	}))
