@@ -2,13 +2,16 @@
 // prompt, sampling, limits, environment and scorer, as they stand in a request
 // body, in the store and in a worker.
 //
-// It is a leaf: it knows JSON and nothing of Temporal, Postgres or HTTP. It
+// It is a leaf, but for the description of scorers: it knows JSON and nothing of
+// Temporal, Postgres or HTTP. It
 // checks a task by itself; what needs the run (is the class declared?) or the
 // pool (does the prompt fit the context?) is checked by whoever knows them.
 package task
 
 import (
 	"encoding/json"
+
+	"holdfast/orchestrator/environment/spec"
 )
 
 // Limits of one task. They bound what one request can ask of the service, not
@@ -137,23 +140,18 @@ type ReplayTurn struct {
 	AppendTokens int     `json:"append_tokens,omitempty"`
 }
 
-// ScorerKind is the closed set of scorers.
-type ScorerKind string
+// Scorer says how a finished session is scored. Package spec describes its kinds,
+// their fields and their bounds.
+type Scorer = spec.Scorer
 
 // Scorer kinds.
 const (
-	// ScorerEnvironment takes the reward that the environment recorded.
-	ScorerEnvironment ScorerKind = "environment"
-	// ScorerExactMatch gives 1 when the last turn's generated ids end with
-	// Scorer.TokenIDs and 0 otherwise.
-	ScorerExactMatch ScorerKind = "exact_match"
+	ScorerEnvironment  = spec.ScorerEnvironment
+	ScorerExactMatch   = spec.ScorerExactMatch
+	ScorerNumericMatch = spec.ScorerNumericMatch
+	ScorerHTTP         = spec.ScorerHTTP
+	ScorerExec         = spec.ScorerExec
 )
-
-// Scorer says how a finished session is scored.
-type Scorer struct {
-	Kind     ScorerKind `json:"kind"`
-	TokenIDs []int32    `json:"token_ids,omitempty"`
-}
 
 // External tells whether a harness outside runs the session's loop.
 func (s *Spec) External() bool {

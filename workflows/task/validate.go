@@ -20,9 +20,8 @@ const (
 	// MaxReplayTokens bounds prompt, outputs and appended tokens of one replayed
 	// session together, since all of them end up in one context.
 	MaxReplayTokens = 4 << 20
-	// MaxStopTokens and MaxScorerTokens bound lists that every turn carries.
-	MaxStopTokens   = 256
-	MaxScorerTokens = 4_096
+	// MaxStopTokens bounds a list that every turn carries.
+	MaxStopTokens = 256
 	// MaxTemperature is far above any temperature that is used; what lies
 	// beyond is a mistake in units.
 	MaxTemperature = 100.0
@@ -274,24 +273,19 @@ func (s *Spec) checkScorer(path string) *FieldError {
 		return nil
 	}
 	path = field(path, "scorer")
-	tokens := field(path, "token_ids")
-	switch s.Scorer.Kind {
-	case ScorerEnvironment:
-		if len(s.Scorer.TokenIDs) > 0 {
-			return wrong(tokens, "belongs to kind %s", ScorerExactMatch)
-		}
-		if s.Environment == nil {
-			return wrong(field(path, "kind"), "%s needs a task with an environment", ScorerEnvironment)
-		}
-		if s.Environment.Kind == EnvironmentReplay && s.Environment.Reward == nil {
-			return wrong(field(path, "kind"), "%s needs environment.reward, which a replay without a recorded reward does not have", ScorerEnvironment)
-		}
-		return nil
-	case ScorerExactMatch:
-		return checkTokens(tokens, s.Scorer.TokenIDs, 1, MaxScorerTokens)
+	if err := s.Scorer.Validate(path); err != nil {
+		return wrong(err.Path, "%s", err.Problem)
 	}
-	kinds := []ScorerKind{ScorerEnvironment, ScorerExactMatch}
-	return wrong(field(path, "kind"), "must be one of %s, is %s", oneOf(kinds), quoted(string(s.Scorer.Kind)))
+	if s.Scorer.Kind != ScorerEnvironment {
+		return nil
+	}
+	if s.Environment == nil {
+		return wrong(field(path, "kind"), "%s needs a task with an environment", ScorerEnvironment)
+	}
+	if s.Environment.Kind == EnvironmentReplay && s.Environment.Reward == nil {
+		return wrong(field(path, "kind"), "%s needs environment.reward, which a replay without a recorded reward does not have", ScorerEnvironment)
+	}
+	return nil
 }
 
 func (s *Spec) checkMetadata(path string) *FieldError {

@@ -6,6 +6,8 @@ import (
 	"math"
 	"strings"
 	"testing"
+
+	"holdfast/orchestrator/environment/spec"
 )
 
 func pointer[T any](v T) *T { return &v }
@@ -43,7 +45,13 @@ func TestValidateAcceptsEveryPromptFormAndTheLimitsThemselves(t *testing.T) {
 		"no environment, with max_tokens": func(s *Spec) {
 			s.Environment, s.Scorer, s.Sampling.MaxTokens = nil, nil, MaxOutputTokens
 		},
-		"exact match":          func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExactMatch, TokenIDs: []int32{4}} },
+		"exact match":         func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExactMatch, TokenIDs: []int32{4}} },
+		"exact match of text": func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExactMatch, Answers: []string{"four"}} },
+		"numeric match":       func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerNumericMatch, Target: "4"} },
+		"scored by a server":  func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerHTTP, HTTP: &spec.HTTPScorer{URL: "http://judge"}} },
+		"scored by a program": func(s *Spec) {
+			s.Scorer = &Scorer{Kind: ScorerExec, Program: &spec.Program{Command: []string{"judge"}}}
+		},
 		"no metadata":          func(s *Spec) { s.Metadata = nil },
 		"escaped backslash":    func(s *Spec) { s.Metadata = json.RawMessage(`{"path":"C:\\u0000"}`) },
 		"largest group":        func(s *Spec) { s.GroupSize = MaxGroupSize },
@@ -137,11 +145,14 @@ func TestValidateNamesTheFieldTheRangeAndTheValue(t *testing.T) {
 		{"time scale zero means one, below does not", func(s *Spec) { s.Environment.TimeScale = -1 }, "tasks[3].environment.time_scale: must be from 0.001 to 1e+06, is -1"},
 		{"reward NaN", func(s *Spec) { s.Environment.Reward = pointer(math.NaN()) }, "tasks[3].environment.reward: must be a finite number, is NaN"},
 
-		{"unknown scorer", func(s *Spec) { s.Scorer.Kind = "judge" }, `tasks[3].scorer.kind: must be one of environment, exact_match, is "judge"`},
+		{"unknown scorer", func(s *Spec) { s.Scorer.Kind = "judge" }, `tasks[3].scorer.kind: must be one of environment, exact_match, numeric_match, http, exec, is "judge"`},
 		{"scorer without environment", func(s *Spec) { s.Environment, s.Sampling.MaxTokens = nil, 5 }, "tasks[3].scorer.kind: environment needs a task with an environment"},
 		{"scorer without recorded reward", func(s *Spec) { s.Environment.Reward = nil }, "tasks[3].scorer.kind: environment needs environment.reward, which a replay without a recorded reward does not have"},
-		{"tokens with the wrong scorer", func(s *Spec) { s.Scorer.TokenIDs = []int32{1} }, "tasks[3].scorer.token_ids: belongs to kind exact_match"},
-		{"exact match of nothing", func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExactMatch} }, "tasks[3].scorer.token_ids: must have from 1 to 4096 token ids, has 0"},
+		{"tokens with the wrong scorer", func(s *Spec) { s.Scorer.TokenIDs = []int32{1} }, "tasks[3].scorer.token_ids: belongs to kind exact_match, kind is environment"},
+		{"exact match of nothing", func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExactMatch} }, "tasks[3].scorer: must have exactly one of token_ids and answers"},
+		{"scorer without a server", func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerHTTP, HTTP: &spec.HTTPScorer{URL: "judge:80"}} }, `tasks[3].scorer.http.url: must be an absolute http or https URL, is "judge:80"`},
+		{"scorer without a program", func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerExec} }, "tasks[3].scorer.program: is required for kind exec"},
+		{"target that is no number", func(s *Spec) { s.Scorer = &Scorer{Kind: ScorerNumericMatch, Target: "four"} }, `tasks[3].scorer.target: must be one number such as 42, 1,000, -2.5e3 or 1/3, is "four"`},
 
 		{"metadata not an object", func(s *Spec) { s.Metadata = json.RawMessage(`[1]`) }, "tasks[3].metadata: must be a JSON object"},
 		{"metadata broken", func(s *Spec) { s.Metadata = json.RawMessage(`{"a":`) }, "tasks[3].metadata: must be a JSON object"},
