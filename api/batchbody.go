@@ -200,29 +200,8 @@ func (b *batchBody) next() (*task.Spec, error) {
 		}
 		return nil, b.reading(err, "body."+path)
 	}
-	if err := served(&spec, path); err != nil {
-		return nil, err
-	}
 	b.tasks++
 	return &spec, nil
-}
-
-// served refuses prompts that only an engine could turn into token ids: sessions
-// run on token ids, and asking an engine for them is not built yet.
-func served(spec *task.Spec, path string) error {
-	unserved := ""
-	switch {
-	case spec.Prompt.Text != "":
-		unserved = "text"
-	case len(spec.Prompt.Messages) > 0:
-		unserved = "messages"
-	default:
-		return nil
-	}
-	return &task.FieldError{
-		Path: path + ".prompt." + unserved, Offset: task.UnknownOffset,
-		Problem: "is not served yet: give the prompt as token_ids, made with the engine's own tokenizer and chat template",
-	}
 }
 
 // nothingFollows reads the rest, which may be white space only, so that the hash

@@ -25,7 +25,7 @@ var allowed = map[string][]string{
 	"holdfast/router/sim/workload":               {},
 	"holdfast/workflows/task":                    {"holdfast/orchestrator/environment/spec"},
 	"holdfast/workflows":                         {"holdfast/router", "holdfast/workflows/task"},
-	"holdfast/workflows/activities":              {"holdfast/router", "holdfast/router/prefix", "holdfast/workflows", "holdfast/workflows/task", "holdfast/orchestrator/pool", "holdfast/orchestrator/engine", "holdfast/orchestrator/scoring", "holdfast/orchestrator/environment/failure", "holdfast/store"},
+	"holdfast/workflows/activities":              {"holdfast/router", "holdfast/router/prefix", "holdfast/workflows", "holdfast/workflows/task", "holdfast/orchestrator/pool", "holdfast/orchestrator/engine", "holdfast/orchestrator/scoring", "holdfast/orchestrator/environment/spec", "holdfast/store"},
 	"holdfast/migrations":                        {},
 	"holdfast/store":                             {"holdfast/router", "holdfast/workflows/task"},
 	"holdfast/store/storetest":                   {"holdfast/migrations", "holdfast/store", "holdfast/router", "holdfast/workflows/task", "holdfast/orchestrator/devserver"},

@@ -85,6 +85,10 @@ func addPrompts(rows pgx.Rows, bySession map[uuid.UUID]*Sample) error {
 			return err
 		}
 		sample := bySession[id]
+		if sample.Usage.ContextTokens == 0 {
+			// It ended before an engine had tokenised the prompt.
+			continue
+		}
 		t := sample.Tokens
 		var err error
 		if t.TokenIDs, err = p.appendTo(t.TokenIDs); err != nil {

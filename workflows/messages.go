@@ -83,6 +83,8 @@ type ScoreReply struct {
 	// Problem is set when scoring itself failed: the session then ends as failed,
 	// which is not a reward of zero.
 	Problem string `json:"problem,omitempty"`
+	// Seconds is how long scoring took.
+	Seconds float64 `json:"seconds,omitempty"`
 }
 
 // Completion is the input of the complete activity.
@@ -92,4 +94,6 @@ type Completion struct {
 	Reward  *float64        `json:"reward,omitempty"`
 	Detail  json.RawMessage `json:"detail,omitempty"`
 	Problem string          `json:"problem,omitempty"`
+	// ScoreSeconds is how long scoring took, 0 where nothing was scored.
+	ScoreSeconds float64 `json:"score_seconds,omitempty"`
 }

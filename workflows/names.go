@@ -36,6 +36,9 @@ const (
 	heartbeatTimeout = 30 * time.Second
 	// turnTimeout bounds one model call, a queue at the engine included.
 	turnTimeout = 12 * time.Hour
+	// scoreTimeout bounds scoring: above all attempts of the slowest scorer that a task
+	// may ask for.
+	scoreTimeout = 24 * time.Hour
 	// bookkeepingTimeout bounds one try of an activity that only reads and writes rows.
 	bookkeepingTimeout = time.Minute
 	// historyEventsLimit is the history length at which a workflow continues as

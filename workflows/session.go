@@ -157,16 +157,20 @@ func (s *session) finish(ctx workflow.Context, reply TurnReply) (Completion, err
 
 // score lets the task's scorer give the reward.
 func (s *session) score(ctx workflow.Context, end Completion) (Completion, error) {
+	options := bookkeepingOptions()
+	options.StartToCloseTimeout = scoreTimeout
+	options.HeartbeatTimeout = heartbeatTimeout
+	options.WaitForCancellation = true
 	var score ScoreReply
-	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, bookkeepingOptions()),
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
 		ScoreActivity, s.input.Session).Get(ctx, &score)
 	if err != nil {
 		return Completion{}, err
 	}
 	if score.Problem != "" {
-		return Completion{Status: router.Failed.String(), Problem: score.Problem}, nil
+		return Completion{Status: router.Failed.String(), Problem: score.Problem, ScoreSeconds: score.Seconds}, nil
 	}
-	end.Reward, end.Detail = score.Reward, score.Detail
+	end.Reward, end.Detail, end.ScoreSeconds = score.Reward, score.Detail, score.Seconds
 	return end, nil
 }
 

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"path/filepath"
 	"syscall"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"holdfast/migrations"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/devserver"
+	"holdfast/orchestrator/environment/command"
 	"holdfast/store"
 )
 
@@ -97,6 +99,7 @@ func runDev(ctx context.Context, cfg config.Config, log *slog.Logger, out io.Wri
 		return err
 	}
 	defer engines.stop()
+	devEnvironments(ctx, &cfg, log)
 	s, err := newStack(ctx, cfg, log)
 	if err != nil {
 		return err
@@ -121,6 +124,29 @@ func runDev(ctx context.Context, cfg config.Config, log *slog.Logger, out io.Wri
 		return context.Cause(running)
 	}
 	return nil
+}
+
+// devEnvironments opens to tasks what a development service may: servers of this host,
+// and programs below the data directory, unless the configuration says otherwise.
+// Where programs cannot be run there, as when their account cannot reach the
+// directory, the service does without them.
+func devEnvironments(ctx context.Context, cfg *config.Config, log *slog.Logger) {
+	if len(cfg.Environments.AllowedHosts) == 0 {
+		cfg.Environments.AllowedHosts = []string{"127.0.0.1", "localhost", "::1"}
+	}
+	if cfg.Environments.CommandsDir != "" {
+		return
+	}
+	dir := filepath.Join(cfg.Dev.DataDir, "commands")
+	runner, err := command.NewRunner(ctx, command.Config{Root: dir})
+	if err != nil {
+		log.Warn("tasks may not name programs: they cannot be run below the data directory; set environments.commands_dir", "error", err)
+		return
+	}
+	if err := runner.Close(); err != nil {
+		log.Warn("trying to run a program", "error", err)
+	}
+	cfg.Environments.CommandsDir = dir
 }
 
 // register announces the engines in the pool's registry, as an operator would

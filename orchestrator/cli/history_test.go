@@ -34,7 +34,7 @@ type inProcess struct {
 
 // startInProcess runs the service against a private Postgres and Temporal, with
 // engines that are started and not yet registered.
-func startInProcess(t *testing.T, engines int) *inProcess {
+func startInProcess(t *testing.T, engines int, adjust ...func(*config.Config)) *inProcess {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	servers, err := devserver.Start(ctx, devserver.Config{DataDir: filepath.Join(openDir(t), "data")})
@@ -51,6 +51,9 @@ func startInProcess(t *testing.T, engines int) *inProcess {
 	cfg.Listen = "127.0.0.1:0"
 	cfg.Database.URL, cfg.Temporal.Address = servers.DatabaseURL(), servers.TemporalAddress()
 	cfg.Dev.Engines, cfg.Dev.TimeScale = engines, 500
+	for _, change := range adjust {
+		change(&cfg)
+	}
 	if err := migrations.Up(ctx, cfg.Database.URL); err != nil {
 		cancel()
 		t.Fatal(err)

@@ -16,6 +16,9 @@ import (
 	"holdfast/api"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/environment/command"
+	"holdfast/orchestrator/environment/exchange"
+	"holdfast/orchestrator/scoring"
 	"holdfast/orchestrator/service"
 	"holdfast/orchestrator/weights"
 	"holdfast/store"
@@ -26,6 +29,8 @@ import (
 type stack struct {
 	store    *store.Store
 	temporal client.Client
+	// commands is nil where tasks may not name programs.
+	commands *command.Runner
 	service  *service.Service
 	api      *api.Server
 	log      *slog.Logger
@@ -60,6 +65,11 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	if err != nil {
 		return fmt.Errorf("reaching Temporal at %s: %w", cfg.Temporal.Address, err)
 	}
+	if dir := cfg.Environments.CommandsDir; dir != "" {
+		if s.commands, err = command.NewRunner(ctx, command.Config{Root: dir}); err != nil {
+			return fmt.Errorf("environments.commands_dir: %w", err)
+		}
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.service, err = service.New(service.Config{
@@ -67,7 +77,9 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 		NewClient:       engine.NewClient,
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
-		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights), Registerer: registry, Logger: s.log,
+		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights),
+		Scoring:    scoring.Config{Commands: s.commands, Access: access(&cfg.Environments)},
+		Registerer: registry, Logger: s.log,
 	})
 	if err != nil {
 		return err
@@ -110,7 +122,17 @@ func (s *stack) run(parent context.Context, started func(ctx context.Context, ad
 	return err
 }
 
+// access says which servers tasks may name: none where the configuration names none.
+func access(e *config.Environments) exchange.Access {
+	return exchange.Access{Credentials: e.Tokens(), AllowedHosts: e.AllowedHosts, Closed: len(e.AllowedHosts) == 0}
+}
+
 func (s *stack) close() {
+	if s.commands != nil {
+		if err := s.commands.Close(); err != nil {
+			s.log.Warn("removing the directories of programs", "error", err)
+		}
+	}
 	if s.temporal != nil {
 		s.temporal.Close()
 	}

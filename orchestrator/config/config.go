@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"net/url"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -32,8 +33,10 @@ type Config struct {
 	Router   Router   `koanf:"router"`
 	Weights  Weights  `koanf:"weights"`
 	Limits   Limits   `koanf:"limits"`
-	Dev      Dev      `koanf:"dev"`
-	Log      Log      `koanf:"log"`
+	// Environments says what tasks may have run and reached.
+	Environments Environments `koanf:"environments"`
+	Dev          Dev          `koanf:"dev"`
+	Log          Log          `koanf:"log"`
 }
 
 // Database says where Postgres is.
@@ -89,6 +92,43 @@ type Limits struct {
 	ContextCacheMiB int `koanf:"context_cache_mib"`
 	// EngineAttempts bounds the tries of one turn that engines answered with errors.
 	EngineAttempts int `koanf:"engine_attempts"`
+}
+
+// Environments says what the tasks of trainers may have this process run and reach.
+type Environments struct {
+	// CommandsDir is the directory below which programs of tasks run, each in a
+	// throw-away directory; empty means that tasks may not name programs. It must be
+	// reachable for the account that programs run as.
+	CommandsDir string `koanf:"commands_dir"`
+	// AllowedHosts are patterns for the host or host:port of servers that tasks may
+	// name; * is every host, and none means that tasks may not name servers.
+	AllowedHosts []string `koanf:"allowed_hosts"`
+	// Credentials are the bearer tokens that tasks may name, as NAME:TOKEN.
+	Credentials []string `koanf:"credentials"`
+}
+
+// Tokens maps the names of credentials to their tokens.
+func (e *Environments) Tokens() map[string]string {
+	tokens := make(map[string]string, len(e.Credentials))
+	for _, credential := range e.Credentials {
+		name, token, _ := strings.Cut(credential, ":")
+		tokens[name] = token
+	}
+	return tokens
+}
+
+func (e *Environments) validate() error {
+	for i, pattern := range e.AllowedHosts {
+		if _, err := path.Match(pattern, ""); err != nil || pattern == "" {
+			return &FieldError{fmt.Sprintf("environments.allowed_hosts[%d]", i), fmt.Sprintf("%q is no pattern for a host or host:port", pattern)}
+		}
+	}
+	for i, credential := range e.Credentials {
+		if name, token, ok := strings.Cut(credential, ":"); !ok || name == "" || token == "" {
+			return &FieldError{fmt.Sprintf("environments.credentials[%d]", i), "is not NAME:TOKEN"}
+		}
+	}
+	return nil
 }
 
 // Dev sets up holdfast dev and holdfast demo.
@@ -172,6 +212,9 @@ func (c *Config) Validate() error {
 		return &FieldError{"log.format", fmt.Sprintf("%q is neither text nor json", c.Log.Format)}
 	}
 	if err := c.Weights.validate(); err != nil {
+		return err
+	}
+	if err := c.Environments.validate(); err != nil {
 		return err
 	}
 	return c.validateListen()
@@ -268,11 +311,16 @@ func (c Config) Masked() Config {
 	if u, err := url.Parse(c.Database.URL); err == nil && c.Database.URL != "" {
 		c.Database.URL = u.Redacted()
 	}
-	masked := make([]string, len(c.Tokens))
-	for i, t := range c.Tokens {
-		role, _, _ := strings.Cut(t, ":")
-		masked[i] = role + ":xxxxx"
-	}
-	c.Tokens = masked
+	c.Tokens = maskedAfterColon(c.Tokens)
+	c.Environments.Credentials = maskedAfterColon(c.Environments.Credentials)
 	return c
+}
+
+func maskedAfterColon(secrets []string) []string {
+	masked := make([]string, len(secrets))
+	for i, secret := range secrets {
+		name, _, _ := strings.Cut(secret, ":")
+		masked[i] = name + ":xxxxx"
+	}
+	return masked
 }

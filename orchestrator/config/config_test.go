@@ -28,6 +28,8 @@ func TestBadValuesNameTheirField(t *testing.T) {
 		"open to the world":  {func(c *Config) { c.Listen = "0.0.0.0:80" }, (*Config).Validate, "listen"},
 		"every interface":    {func(c *Config) { c.Listen = ":80" }, (*Config).Validate, "listen"},
 		"token without role": {func(c *Config) { c.Tokens = []string{"operator:0123456789abcdef", "secret"} }, (*Config).Validate, "tokens[1]"},
+		"credential":         {func(c *Config) { c.Environments.Credentials = []string{"judge:t", "secret"} }, (*Config).Validate, "environments.credentials[1]"},
+		"host pattern":       {func(c *Config) { c.Environments.AllowedHosts = []string{"["} }, (*Config).Validate, "environments.allowed_hosts[0]"},
 		"no database":        {func(*Config) {}, (*Config).ValidateServe, "database.url"},
 		"mysql":              {func(c *Config) { c.Database.URL = "mysql://x/y" }, (*Config).ValidateDatabase, "database.url"},
 		"no temporal":        {func(c *Config) { c.Database.URL = "postgres://x/y" }, (*Config).ValidateServe, "temporal.address"},

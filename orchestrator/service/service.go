@@ -25,6 +25,7 @@ import (
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/fleet"
 	"holdfast/orchestrator/pool"
+	"holdfast/orchestrator/scoring"
 	"holdfast/orchestrator/weights"
 	"holdfast/router"
 	"holdfast/store"
@@ -53,6 +54,8 @@ type Config struct {
 	EngineAttempts    int
 	// Weights are the time-outs and periods of weight updates.
 	Weights weights.Limits
+	// Scoring says what scorers may do and reach.
+	Scoring scoring.Config
 
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
@@ -170,7 +173,7 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	}
 	acts, err := activities.New(activities.Config{
 		Store: s.cfg.Store, Router: loop, Engines: guarded{engines, updates}, Epoch: epoch,
-		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Counters: s.tokens, Logger: log,
+		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Scoring: s.cfg.Scoring, Counters: s.tokens, Logger: log,
 	})
 	if err != nil {
 		return err

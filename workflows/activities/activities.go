@@ -19,6 +19,7 @@ import (
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/pool"
+	"holdfast/orchestrator/scoring"
 	"holdfast/router"
 	"holdfast/store"
 	"holdfast/workflows"
@@ -48,6 +49,11 @@ type Engines interface {
 	// Receipt compares the cached tokens that a turn was placed by with what its
 	// engine reported, -1 if it did not.
 	Receipt(instance router.InstanceID, predictedTokens, cachedTokens int64)
+	// Tokenize and Detokenize ask any engine for the ids of a prompt, and for the text
+	// of generated ids; see engine.Tokenizer. With the cause engine.ErrNotCalled no
+	// engine could be asked.
+	Tokenize(ctx context.Context, request engine.TokenizeRequest) ([]int32, error)
+	Detokenize(ctx context.Context, ids []int32, ended bool) (string, error)
 }
 
 // Config sets up Activities.
@@ -65,8 +71,10 @@ type Config struct {
 	EngineAttempts int
 	// CheckpointTokens is how many generated tokens make a checkpoint; 0 means 2,048.
 	CheckpointTokens int
-	Counters         *Counters
-	Logger           *slog.Logger
+	// Scoring says what scorers may do and reach.
+	Scoring  scoring.Config
+	Counters *Counters
+	Logger   *slog.Logger
 }
 
 // Activities are the activities of one pool's owner.
@@ -122,6 +130,9 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 	work, err := a.cfg.Store.SessionForWork(ctx, id)
 	if err != nil {
 		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	}
+	if problem, err := a.tokenizePrompt(ctx, &work); err != nil || problem != "" {
+		return workflows.AdmitReply{Outcome: workflows.OutcomeOver, Status: router.Failed.String(), Problem: problem}, err
 	}
 	if over, ok := a.overBefore(&work, ref.Turn); ok {
 		return workflows.AdmitReply{Outcome: workflows.OutcomeOver, Status: over.Status, Problem: over.Problem}, nil

@@ -2,9 +2,7 @@ package activities
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/google/uuid"
@@ -12,50 +10,7 @@ import (
 	"holdfast/router"
 	"holdfast/store"
 	"holdfast/workflows"
-	"holdfast/workflows/task"
 )
-
-// Score gives the reward of a finished session by its task's scorer.
-func (a *Activities) Score(ctx context.Context, session string) (workflows.ScoreReply, error) {
-	id, err := uuid.Parse(session)
-	if err != nil {
-		return workflows.ScoreReply{}, fmt.Errorf("scoring: session id: %w", err)
-	}
-	work, err := a.cfg.Store.SessionForWork(ctx, id)
-	if err != nil {
-		return workflows.ScoreReply{}, fmt.Errorf("scoring session %s: %w", id, err)
-	}
-	scorer := work.Spec.Scorer
-	if scorer == nil {
-		return workflows.ScoreReply{}, nil
-	}
-	switch scorer.Kind {
-	case task.ScorerEnvironment:
-		if work.Spec.Environment == nil || work.Spec.Environment.Reward == nil {
-			return workflows.ScoreReply{Problem: "the environment gave no reward"}, nil
-		}
-		return scored(*work.Spec.Environment.Reward, map[string]any{"scorer": scorer.Kind})
-	case task.ScorerExactMatch:
-		tokens, err := a.cfg.Store.Context(ctx, id)
-		if err != nil {
-			return workflows.ScoreReply{}, fmt.Errorf("scoring session %s: %w", id, err)
-		}
-		reward := 0.0
-		if tail := len(tokens) - len(scorer.TokenIDs); tail >= 0 && slices.Equal(tokens[tail:], scorer.TokenIDs) {
-			reward = 1
-		}
-		return scored(reward, map[string]any{"scorer": scorer.Kind, "expected_tokens": len(scorer.TokenIDs)})
-	}
-	return workflows.ScoreReply{Problem: fmt.Sprintf("scorer kind %q is unknown", scorer.Kind)}, nil
-}
-
-func scored(reward float64, detail map[string]any) (workflows.ScoreReply, error) {
-	text, err := json.Marshal(detail)
-	if err != nil {
-		return workflows.ScoreReply{}, fmt.Errorf("encoding the score's detail: %w", err)
-	}
-	return workflows.ScoreReply{Reward: &reward, Detail: text}, nil
-}
 
 // Complete writes the end of a session, once, and gives back what it held.
 func (a *Activities) Complete(ctx context.Context, end workflows.Completion) error {
@@ -69,7 +24,7 @@ func (a *Activities) Complete(ctx context.Context, end workflows.Completion) err
 	}
 	began := time.Now()
 	_, sample, err := a.cfg.Store.EndSession(ctx, store.Ending{
-		SessionID: id, Status: status, Reward: end.Reward, ScoreDetail: end.Detail, Problem: end.Problem,
+		SessionID: id, Status: status, Reward: end.Reward, ScoreDetail: end.Detail, ScoreSeconds: end.ScoreSeconds, Problem: end.Problem,
 	})
 	if err != nil {
 		return fmt.Errorf("completing session %s: %w", id, err)

@@ -138,6 +138,7 @@ func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait fu
 		return sc, nil
 	}
 	for {
+		waitsFor := string(store.SessionQueued)
 		work, err := a.cfg.Store.SessionForWork(ctx, id)
 		switch {
 		case err != nil:
@@ -147,11 +148,13 @@ func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait fu
 		case work.State == store.SessionEnded, work.CancelRequested, work.FinishRequested:
 			return nil, workflows.ErrSessionOver
 		case work.State != store.SessionQueued:
-			sc := &sessionContext{work: work}
-			sc.tokens, err = a.cfg.Store.Context(ctx, id)
-			return sc, err
+			sc, err := a.beginHarnessed(ctx, work)
+			if !errors.Is(err, engine.ErrNotCalled) {
+				return sc, err
+			}
+			waitsFor = router.NoInstance.String()
 		}
-		onWait(string(store.SessionQueued))
+		onWait(waitsFor)
 		timer := time.NewTimer(queuedInterval)
 		select {
 		case <-timer.C:
@@ -160,6 +163,20 @@ func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait fu
 			return nil, ctx.Err()
 		}
 	}
+}
+
+// beginHarnessed reads the context of a session that has left the queue. The call may
+// come before the workflow has had the prompt tokenised.
+func (a *Activities) beginHarnessed(ctx context.Context, work store.WorkSession) (*sessionContext, error) {
+	problem, err := a.tokenizePrompt(ctx, &work)
+	if err != nil {
+		return nil, err
+	}
+	if problem != "" {
+		return nil, &workflows.CallFailedError{Problem: problem}
+	}
+	tokens, err := a.cfg.Store.Context(ctx, work.ID)
+	return &sessionContext{work: work, tokens: tokens}, err
 }
 
 func (a *Activities) turnOfRequest(ctx context.Context, id uuid.UUID, requestID string) (workflows.HarnessTurn, error) {

@@ -77,10 +77,17 @@ type engines struct {
 	// reached, if set, is called when a call has sent its last token.
 	reached func()
 
-	mu       sync.Mutex
-	script   []step
-	version  int64
-	requests []engine.Request
+	// text is what all ids stand for.
+	text string
+
+	mu     sync.Mutex
+	script []step
+	// tokenizerErrs are what the next questions to the tokenizer get.
+	tokenizerErrs []error
+	tokenized     []engine.TokenizeRequest
+	detokenized   [][]int32
+	version       int64
+	requests      []engine.Request
 	// sampled counts, per place, how often a token was sampled there, and versions
 	// under which version last.
 	sampled  map[int]int
@@ -202,6 +209,35 @@ func (e *engines) end(ctx context.Context, how ending, finish engine.FinishReaso
 	}
 	result.FinishReason = finish
 	return result, nil
+}
+
+// Tokenize makes one id of each byte, after as many failures as the test asks for.
+func (e *engines) Tokenize(_ context.Context, request engine.TokenizeRequest) ([]int32, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.tokenized = append(e.tokenized, request)
+	if len(e.tokenizerErrs) > 0 {
+		err := e.tokenizerErrs[0]
+		e.tokenizerErrs = e.tokenizerErrs[1:]
+		return nil, err
+	}
+	return engine.Bytes{}.Encode(nil, request.Text+string(request.Messages)), nil
+}
+
+// Detokenize gives the test's text.
+func (e *engines) Detokenize(_ context.Context, ids []int32, ended bool) (string, error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.tokenizerErrs) > 0 {
+		err := e.tokenizerErrs[0]
+		e.tokenizerErrs = e.tokenizerErrs[1:]
+		return "", err
+	}
+	e.detokenized = append(e.detokenized, ids)
+	if ended {
+		return e.text, nil
+	}
+	return e.text + " unended", nil
 }
 
 func (e *engines) Forget(router.SessionID) {}

@@ -15,6 +15,8 @@ type Access struct {
 	// AllowedHosts are patterns (path.Match) for host:port or host; empty means
 	// every host.
 	AllowedHosts []string
+	// Closed allows no host at all.
+	Closed bool
 }
 
 // Check tells whether the patterns are well-formed.
@@ -48,6 +50,9 @@ func (a Access) Bearer(address, credential string) (string, error) {
 }
 
 func (a Access) allows(address *url.URL) bool {
+	if a.Closed {
+		return false
+	}
 	for _, pattern := range a.AllowedHosts {
 		for _, name := range []string{address.Host, address.Hostname()} {
 			// A pattern that is none matches nothing.
