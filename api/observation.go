@@ -111,6 +111,7 @@ func wireBacklog(b *store.ClassBacklog) wire.ClassBacklog {
 		Queued: b.Queued, Pending: b.Pending, Held: b.Held, Active: b.Active,
 		Completed: b.Completed, Truncated: b.Truncated, Stale: b.Stale, Failed: b.Failed, Cancelled: b.Cancelled,
 		OldestHoldSeconds: b.OldestHoldSeconds, DrainSeconds: b.DrainSeconds,
+		GroupsEnded: b.GroupsEnded, GroupsWithoutSignal: b.GroupsWithoutSignal,
 	}
 }
 
@@ -131,6 +132,8 @@ func totalBacklog(classes []wire.ClassBacklog) wire.ClassBacklog {
 		total.Stale += c.Stale
 		total.Failed += c.Failed
 		total.Cancelled += c.Cancelled
+		total.GroupsEnded += c.GroupsEnded
+		total.GroupsWithoutSignal += c.GroupsWithoutSignal
 		total.OldestHoldSeconds = max(total.OldestHoldSeconds, c.OldestHoldSeconds)
 		if c.DrainSeconds != nil && (total.DrainSeconds == nil || *c.DrainSeconds > *total.DrainSeconds) {
 			total.DrainSeconds = c.DrainSeconds

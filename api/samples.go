@@ -19,6 +19,8 @@ import (
 
 const tagSamples = "samples"
 
+const groupsWhole = "whole"
+
 // Encodings of a sample's tokens in an answer.
 const (
 	encodingJSON   = "json"
@@ -34,6 +36,7 @@ type listSamplesInput struct {
 	Limit    int      `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Samples in a page."`
 	MaxBytes int64    `query:"max_bytes" minimum:"1" doc:"Bytes of tokens in a page, 9 a token; a page holds at least one sample. At most, and by default, the service's limit of 32 MiB."`
 	Encoding string   `query:"encoding" enum:"json,packed,none" default:"json" doc:"json: arrays of numbers, for people. packed: base64 of little-endian arrays, for programs. none: no tokens."`
+	Groups   string   `query:"groups" enum:"whole" doc:"whole: only samples of groups whose members have all ended, group by group; a page ends with a group unless its first one does not fit. A consumer keeps to one order. Absent means completion order."`
 	Status   []string `query:"status" enum:"completed,truncated,stale,failed,cancelled" doc:"Only these, separated by commas; absent means all."`
 }
 
@@ -49,10 +52,10 @@ type consumerListOutput struct{ Body wire.ConsumerList }
 func (s *Server) registerSamples() {
 	list := operation{
 		id: "list-samples", method: http.MethodGet, path: "/runs/{run}/samples", tag: tagSamples,
-		summary:     "Read finished samples in completion order, waiting for them if asked to",
+		summary:     "Read finished samples in completion order or by whole groups, waiting for them if asked to",
 		description: "Delivery is at least once: what a consumer has not acknowledged comes again after a restart of either side, with the same ids. What it has acknowledged never does.",
 		terms:       terms{roles: anyone, kind: workWait, timeout: s.limits.WaitTimeout + s.limits.RequestTimeout},
-		problems:    []int{http.StatusNotFound},
+		problems:    []int{http.StatusNotFound, http.StatusConflict},
 	}
 	register(s, list, s.listSamples)
 	documentSamplePage(s.huma.OpenAPI(), list)
@@ -136,6 +139,7 @@ func (s *Server) sampleQuery(ctx context.Context, in *listSamplesInput) (store.S
 	query := store.SampleQuery{
 		RunID: in.Run, Consumer: in.Consumer, After: store.Cursor(in.After), Limit: in.Limit,
 		MaxBytes: s.limits.PageBytes, WithTokens: in.Encoding != encodingNone,
+		WholeGroups: in.Groups == groupsWhole,
 	}
 	if in.MaxBytes > 0 && in.MaxBytes < query.MaxBytes {
 		query.MaxBytes = in.MaxBytes
@@ -206,7 +210,7 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 	w := wire.Sample{
 		ID: sample.SessionID, Seq: sample.Seq, Cursor: string(sample.Cursor),
 		Run: sample.RunID, Batch: sample.BatchID, Task: sample.TaskID, TaskID: sample.ExternalTaskID,
-		Member: sample.Member, GroupSize: sample.GroupSize, Class: sample.Class, Status: sample.Status.String(),
+		Member: sample.Member, GroupSize: sample.GroupSize, GroupMembers: sample.GroupMembers, GroupOutcome: string(sample.GroupOutcome), Class: sample.Class, Status: sample.Status.String(),
 		FinishReason: sample.FinishReason, Problem: sample.Problem, Reward: sample.Reward, ScoreDetail: sample.ScoreDetail,
 		PolicyVersion: sample.PolicyVersion, MinPolicyVersion: sample.MinPolicyVersion, MaxPolicyVersion: sample.MaxPolicyVersion,
 		Staleness: sample.Staleness,
@@ -258,8 +262,12 @@ func (s *Server) listConsumers(ctx context.Context, in *RunPath) (*consumerListO
 }
 
 func wireConsumer(c *store.Consumer) wire.Consumer {
+	groups := ""
+	if c.WholeGroups {
+		groups = groupsWhole
+	}
 	return wire.Consumer{
-		Run: c.RunID, Consumer: c.Name, Delivered: string(c.Delivered), DeliveredSeq: c.DeliveredSeq,
+		Run: c.RunID, Consumer: c.Name, Groups: groups, Delivered: string(c.Delivered), DeliveredSeq: c.DeliveredSeq,
 		Acknowledged: string(c.Acknowledged), AcknowledgedSeq: c.AcknowledgedSeq, UpdatedAt: c.UpdatedAt.UTC(),
 	}
 }

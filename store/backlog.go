@@ -22,6 +22,9 @@ type ClassBacklog struct {
 	// minutes, or since the run's first release if that is later; nil while nothing
 	// has ended in them.
 	DrainSeconds *float64
+	// GroupsEnded counts groups whose members have all ended; GroupsWithoutSignal
+	// those of them with two usable members or more that all have the same reward.
+	GroupsEnded, GroupsWithoutSignal int64
 }
 
 // selectBacklogSQL is one statement, so that all numbers are of one instant.
@@ -39,7 +42,8 @@ with run as (
 )
 select c.class, c.released, c.completed, c.truncated, c.stale, c.failed, c.cancelled, c.ended, c.backlog, c.queued,
        coalesce(l.pending, 0), coalesce(l.held, 0), coalesce(l.active, 0),
-       coalesce(greatest(0, extract(epoch from now() - l.oldest_hold)), 0)::float8, (c.backlog / nullif(rate.per_second, 0))::float8
+       coalesce(greatest(0, extract(epoch from now() - l.oldest_hold)), 0)::float8, (c.backlog / nullif(rate.per_second, 0))::float8,
+       c.groups_ended, c.groups_without_signal
 from run r join class_counters c using (run_id) left join live l using (class) left join rate using (class)
 order by c.class`
 

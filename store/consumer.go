@@ -18,24 +18,30 @@ type Consumer struct {
 	// DeliveredSeq and AcknowledgedSeq are the same places as numbers.
 	DeliveredSeq    int64
 	AcknowledgedSeq int64
-	UpdatedAt       time.Time
+	// WholeGroups: the places are in the order of whole groups.
+	WholeGroups bool
+	UpdatedAt   time.Time
 }
 
 const (
 	consumerColumns = `
-select run_id, consumer, delivered_seq, acked_seq, updated_at from consumers where run_id = $1`
+select run_id, consumer, delivered_seq, acked_seq, grouped, updated_at from consumers where run_id = $1`
 
 	lockConsumerSQL    = consumerColumns + ` and consumer = $2 for update`
 	selectConsumersSQL = consumerColumns + ` order by consumer`
 
-	// $3 and $4 are the old and the new place.
+	// $3 and $4 are the old and the new place, $5 whether they count whole groups. A
+	// group counts as consumed when the last of it is acknowledged.
 	ackSQL = `
 with marked as (
     insert into consumer_marks (run_id, consumer, kind, seq, at) values ($1, $2, 'acknowledged', $4, statement_timestamp())
 ), counted as (
     insert into consumer_classes as c (run_id, consumer, class, consumed)
-    select $1, $2, class, count(*) from samples
-    where run_id = $1 and seq > $3 and seq <= $4 and status in ('completed', 'truncated') group by class
+    select $1, $2, class, n from (
+        select class, count(*) as n from samples
+        where not $5 and run_id = $1 and seq > $3 and seq <= $4 and status in ('completed', 'truncated') group by class
+        union all
+        select class, sum(usable) from groups where $5 and run_id = $1 and place > $3 and place <= $4 group by class) usable
     on conflict (run_id, consumer, class) do update set consumed = c.consumed + excluded.consumed
 )
 update consumers set acked_seq = $4, updated_at = statement_timestamp() where run_id = $1 and consumer = $2
@@ -44,19 +50,24 @@ returning updated_at`
 
 // Ack records that the consumer has everything up to the cursor. An older cursor
 // than the last acknowledged changes nothing. Errors: ErrUnknownCursor (also for
-// one beyond what was delivered to that consumer), ErrNotFound.
+// one beyond what was delivered to that consumer, or of the other order), ErrNotFound.
 func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, cursor Cursor) (Consumer, error) {
-	seq, err := cursor.seq(runID)
-	if err != nil {
-		return Consumer{}, err
+	if _, err := cursor.seq(runID, false); err != nil {
+		if _, err := cursor.seq(runID, true); err != nil {
+			return Consumer{}, err
+		}
 	}
 	var c Consumer
-	err = s.write(ctx, func(tx pgx.Tx) error {
+	err := s.write(ctx, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, lockConsumerSQL, runID, consumer)
 		if err != nil {
 			return err
 		}
 		if c, err = pgx.CollectExactlyOneRow(rows, scanConsumer); err != nil {
+			return err
+		}
+		seq, err := cursor.seq(runID, c.WholeGroups)
+		if err != nil {
 			return err
 		}
 		if seq > c.DeliveredSeq {
@@ -65,10 +76,10 @@ func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, curso
 		if seq <= c.AcknowledgedSeq {
 			return nil
 		}
-		if err := tx.QueryRow(ctx, ackSQL, runID, consumer, c.AcknowledgedSeq, seq).Scan(&c.UpdatedAt); err != nil {
+		if err := tx.QueryRow(ctx, ackSQL, runID, consumer, c.AcknowledgedSeq, seq, c.WholeGroups).Scan(&c.UpdatedAt); err != nil {
 			return err
 		}
-		c.AcknowledgedSeq, c.Acknowledged = seq, cursorOf(runID, seq)
+		c.AcknowledgedSeq, c.Acknowledged = seq, cursorOf(runID, c.WholeGroups, seq)
 		return nil
 	})
 	if err != nil {
@@ -79,10 +90,10 @@ func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, curso
 
 func scanConsumer(row pgx.CollectableRow) (Consumer, error) {
 	var c Consumer
-	if err := row.Scan(&c.RunID, &c.Name, &c.DeliveredSeq, &c.AcknowledgedSeq, &c.UpdatedAt); err != nil {
+	if err := row.Scan(&c.RunID, &c.Name, &c.DeliveredSeq, &c.AcknowledgedSeq, &c.WholeGroups, &c.UpdatedAt); err != nil {
 		return Consumer{}, err
 	}
-	c.Delivered, c.Acknowledged = cursorOf(c.RunID, c.DeliveredSeq), cursorOf(c.RunID, c.AcknowledgedSeq)
+	c.Delivered, c.Acknowledged = cursorOf(c.RunID, c.WholeGroups, c.DeliveredSeq), cursorOf(c.RunID, c.WholeGroups, c.AcknowledgedSeq)
 	return c, nil
 }
 

@@ -21,12 +21,19 @@ const (
 
 var classPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
-// GroupPolicy says what happens to a group of which a member is unusable (stale,
-// failed or cancelled).
+// GroupPolicy says what happens to a group of which a member is unusable (stale or
+// failed; a cancellation is a wish and triggers nothing) and no spare member can
+// stand in for it.
 type GroupPolicy string
 
-// GroupPartial delivers the members that are usable.
-const GroupPartial GroupPolicy = "partial"
+const (
+	// GroupPartial delivers the members that are usable.
+	GroupPartial GroupPolicy = "partial"
+	// GroupRefill releases another member in its place.
+	GroupRefill GroupPolicy = "refill"
+	// GroupEnd cancels the other members.
+	GroupEnd GroupPolicy = "end"
+)
 
 // StalePolicy says what happens to a session under way that new weights make older
 // than the staleness bound.
@@ -55,6 +62,12 @@ type Contract struct {
 	// pool's; nil means unbounded.
 	StalenessBound *int        `json:"staleness_bound,omitempty"`
 	GroupPolicy    GroupPolicy `json:"group_policy,omitempty"`
+	// GroupRefills bounds what GroupRefill releases for one group; nil means as many
+	// as the group's size.
+	GroupRefills *int `json:"group_refills,omitempty"`
+	// SpareMembers are released with every group of two or more beyond its size; once
+	// as many members as its size are usable, the rest is cancelled.
+	SpareMembers int `json:"spare_members,omitempty"`
 	// StalePolicy is empty for StaleFinish.
 	StalePolicy StalePolicy `json:"stale_policy,omitempty"`
 }
@@ -83,11 +96,8 @@ func (c Contract) Normalise() (Contract, error) {
 	if c.StalenessBound != nil && (*c.StalenessBound < 0 || *c.StalenessBound > MaxStalenessBound) {
 		return Contract{}, &FieldError{Path: "staleness_bound", Problem: fmt.Sprintf("must be between 0 and %d, is %d", MaxStalenessBound, *c.StalenessBound)}
 	}
-	if c.GroupPolicy == "" {
-		c.GroupPolicy = GroupPartial
-	}
-	if c.GroupPolicy != GroupPartial {
-		return Contract{}, &FieldError{Path: "group_policy", Problem: fmt.Sprintf("must be %q, is %q", GroupPartial, c.GroupPolicy)}
+	if err := c.normaliseGroups(); err != nil {
+		return Contract{}, err
 	}
 	switch c.StalePolicy {
 	case "":
@@ -104,6 +114,47 @@ func (c Contract) Normalise() (Contract, error) {
 	}
 	c.Classes = classes
 	return c, nil
+}
+
+func (c *Contract) normaliseGroups() error {
+	switch c.GroupPolicy {
+	case "":
+		c.GroupPolicy = GroupPartial
+	case GroupPartial, GroupRefill, GroupEnd:
+	default:
+		return &FieldError{Path: "group_policy", Problem: fmt.Sprintf("must be partial, refill or end, is %q", c.GroupPolicy)}
+	}
+	if c.GroupRefills != nil {
+		if c.GroupPolicy != GroupRefill {
+			return &FieldError{Path: "group_refills", Problem: fmt.Sprintf("must be absent unless group_policy is refill, which is %q", c.GroupPolicy)}
+		}
+		if *c.GroupRefills < 0 || *c.GroupRefills > maxMembersBeyond {
+			return &FieldError{Path: "group_refills", Problem: fmt.Sprintf("must be between 0 and %d, is %d", maxMembersBeyond, *c.GroupRefills)}
+		}
+	}
+	if c.SpareMembers < 0 || c.SpareMembers > maxMembersBeyond {
+		return &FieldError{Path: "spare_members", Problem: fmt.Sprintf("must be between 0 and %d, is %d", maxMembersBeyond, c.SpareMembers)}
+	}
+	return nil
+}
+
+// members is how many sessions are released for a group of that size.
+func (c *Contract) members(size int) int {
+	if size < 2 {
+		return size
+	}
+	return size + c.SpareMembers
+}
+
+// refillsAllowed is how many may be released later, in place of unusable ones.
+func (c *Contract) refillsAllowed(size int) int {
+	switch {
+	case c.GroupPolicy != GroupRefill:
+		return 0
+	case c.GroupRefills != nil:
+		return *c.GroupRefills
+	}
+	return size
 }
 
 // checkClasses returns the sum of the shares.

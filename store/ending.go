@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -34,8 +35,11 @@ const (
 select s.run_id, s.pool, s.batch_id, s.task_id, s.class, s.state, s.dispatch_ordinal, c.sample_seq,
        s.held_since, s.held_seconds, s.admitted_at, s.residency_seconds, s.token_seconds, s.token_mark, s.context_tokens,
        s.finish_reason, s.event_seq, s.stale, s.cancel_reason,
-       greatest(0, coalesce((select p.policy_version from pools p where p.pool = s.pool) - s.min_policy_version, 0)), statement_timestamp()
-from sessions s join run_counters c using (run_id) where s.session_id = $1 for no key update of s`
+       greatest(0, coalesce((select p.policy_version from pools p where p.pool = s.pool) - s.min_policy_version, 0)), statement_timestamp(),
+       s.member, s.cancel_requested_at is not null, r.state = 'active',
+       g.size, g.members, g.ended, g.usable, g.refills, g.refills_allowed, g.policy, coalesce(g.outcome, '')
+from sessions s join run_counters c using (run_id) join runs r using (run_id) join groups g on g.group_id = s.task_id
+where s.session_id = $1 and ($2 or not ` + groupCancelsCondition + `) for no key update of s`
 
 	endSessionSQL = `
 update sessions set state = 'ended', status = $2, ended_at = $3, held_since = null, hold_reason = null, held_seconds = $4,
@@ -57,19 +61,16 @@ update class_counters set queued = queued - $3, live = live - $4, backlog = back
        stale = stale + ($5 = 'stale')::int, failed = failed + ($5 = 'failed')::int, cancelled = cancelled + ($5 = 'cancelled')::int
 where run_id = $1 and class = $2`
 
-	countEndedGroupSQL = `
-update groups set ended = ended + 1, usable = usable + ($2 in ('completed', 'truncated'))::int where group_id = $1`
-
 	// A session that ends without having been dispatched leaves its batch's queue.
 	countEndedBatchSQL = `update batches set queued = queued - 1 where batch_id = $1`
 
-	// $1 run, $2 one session or null for all that are queued, $3 why, $4 the last
+	// $1 run, $2 sessions or null for all that are queued, $3 why, $4 the last
 	// sample number. The run is locked.
 	cancelQueuedSQL = `
 with picked as (
     select s.session_id, s.class, s.batch_id, s.task_id, s.context_tokens, row_number() over (order by b.seq, s.dispatch_ordinal) as n
     from batches b join sessions s using (batch_id)
-    where b.run_id = $1 and b.queued > 0 and s.state = 'queued' and ($2::uuid is null or s.session_id = $2)
+    where b.run_id = $1 and b.queued > 0 and s.state = 'queued' and ($2::uuid[] is null or s.session_id = any($2))
 ), ended as (
     update sessions s set state = 'ended', status = 'cancelled', ended_at = statement_timestamp(),
            cancel_requested_at = statement_timestamp(), cancel_reason = $3, event_seq = s.event_seq + 1
@@ -92,7 +93,7 @@ with picked as (
     update run_counters set sample_seq = sample_seq + (select count(*) from ended), queued = queued - (select count(*) from ended)
     where run_id = $1
 )
-select count(*) from ended`
+select count(*), array_agg(distinct task_id) from ended`
 )
 
 // EndSession ends a session once: status, counters, group, sample and event in
@@ -159,27 +160,60 @@ type endingRow struct {
 	// staleness is how many policy versions the pool is ahead of the session's oldest.
 	staleness int64
 	now       time.Time
+	member    int
+	// cancelRequested, by whomever; runActive: the run has not ended.
+	cancelRequested, runActive bool
+	group                      endingGroup
 }
 
 // lockEnding takes the locks of the session's run and of the session, in this
-// order, and returns pgx.ErrNoRows for an unknown session.
+// order, and returns pgx.ErrNoRows for an unknown session. Where the ending may
+// cancel other members they are locked with it, in a further round trip.
 func lockEnding(ctx context.Context, tx pgx.Tx, sessionID uuid.UUID) (*endingRow, error) {
 	row := &endingRow{sessionID: sessionID}
-	r := &row.residency
 	batch := &pgx.Batch{}
 	batch.Queue(`select from run_counters where run_id = (select run_id from sessions where session_id = $1) for update`, sessionID)
-	batch.Queue(lockEndingSQL, sessionID).QueryRow(func(found pgx.Row) error {
+	row.queueLock(batch, false)
+	err := tx.SendBatch(ctx, batch).Close()
+	if !errors.Is(err, pgx.ErrNoRows) {
+		return row, err
+	}
+	if err := lockMembers(ctx, tx, sessionID); err != nil {
+		return nil, err
+	}
+	batch = &pgx.Batch{}
+	row.queueLock(batch, true)
+	return row, tx.SendBatch(ctx, batch).Close()
+}
+
+// queueLock locks the session and reads its row; without others, not if its ending
+// may cancel other members.
+func (row *endingRow) queueLock(batch *pgx.Batch, others bool) {
+	r, g := &row.residency, &row.group
+	batch.Queue(lockEndingSQL, row.sessionID, others).QueryRow(func(found pgx.Row) error {
 		return found.Scan(&row.runID, &row.pool, &row.batchID, &row.taskID, &row.class, &row.state, &row.dispatchOrdinal, &row.sampleSeq,
 			&row.heldSince, &row.heldSeconds, &r.admittedAt, &r.seconds, &r.tokenSeconds, &r.tokenMark, &r.contextTokens,
-			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now)
+			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now,
+			&row.member, &row.cancelRequested, &row.runActive,
+			&g.size, &g.members, &g.ended, &g.usable, &g.refills, &g.refillsAllowed, &g.policy, &g.outcome)
 	})
-	return row, tx.SendBatch(ctx, batch).Close()
 }
 
 // end writes the ending of a locked session.
 func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 	if row.stale && ending.Status == router.Cancelled {
 		ending.Status, ending.Problem = router.Stale, row.cancelReason
+	}
+	if ending.Status == router.Cancelled && ending.Problem == "" {
+		ending.Problem = row.cancelReason
+	}
+	// What was asked to end as stale and failed instead is unusable all the same.
+	does := row.group.judge(row.member, ending.Status, row.cancelRequested && !row.stale, row.runActive)
+	var replacedBy *uuid.UUID
+	refills := 0
+	if does.refill {
+		id := SessionID(row.taskID, row.group.members-1)
+		replacedBy, refills = &id, 1
 	}
 	status := ending.Status.String()
 	finishReason, problem := cleanText(ending.FinishReason), cleanText(ending.Problem)
@@ -195,7 +229,9 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		Reward       *float64 `json:"reward,omitempty"`
 		FinishReason string   `json:"finish_reason,omitempty"`
 		Problem      string   `json:"problem,omitempty"`
-	}{status, ending.Reward, finishReason, problem})
+		// ReplacedBy is the member released in its place.
+		ReplacedBy *uuid.UUID `json:"replaced_by,omitempty"`
+	}{status, ending.Reward, finishReason, problem, replacedBy})
 	if err != nil {
 		return fmt.Errorf("describing the ending: %w", err)
 	}
@@ -213,24 +249,47 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness)
 	batch.Queue(countEndedSQL, row.runID, queued, live)
 	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status)
-	batch.Queue(countEndedGroupSQL, row.taskID, status)
+	batch.Queue(countEndedGroupSQL, row.taskID, status, ending.Reward, refills, string(does.outcome))
 	if queued == 1 {
 		batch.Queue(countEndedBatchSQL, row.batchID)
+	}
+	if does.refill {
+		row.queueRefill(batch, *replacedBy)
+	} else if row.group.ended == row.group.members {
+		batch.Queue(settleGroupsSQL, row.runID, []uuid.UUID{row.taskID})
 	}
 	events.queue(batch)
 	notify(batch, SamplesTopic(row.runID))
 	notify(batch, DispatchTopic())
-	return tx.SendBatch(ctx, batch).Close()
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil || does.cancel == "" {
+		return err
+	}
+	return cancelMembers(ctx, tx, row, row.sampleSeq+1, does.cancel)
 }
 
-// cancelQueued ends the run's queued sessions, or the given one if it is queued,
-// as cancelled. The caller holds the run's lock.
-func cancelQueued(ctx context.Context, tx pgx.Tx, lock runLock, runID uuid.UUID, sessionID *uuid.UUID, reason string) (int, error) {
+// queueRefill releases a member in the place of the one that ends.
+func (row *endingRow) queueRefill(batch *pgx.Batch, id uuid.UUID) {
+	state := SessionDispatched
+	if row.state == SessionQueued {
+		state = SessionQueued
+	}
+	batch.Queue(refillSQL, row.sessionID, id, row.group.members-1, string(state))
+	notify(batch, OutboxTopic())
+}
+
+// cancelQueued ends the run's queued sessions, or those of the given ones that are
+// queued, as cancelled. The caller holds the run's lock and knows the number of
+// its last sample.
+func cancelQueued(ctx context.Context, tx pgx.Tx, sampleSeq int64, runID uuid.UUID, sessionIDs []uuid.UUID, reason string) (int, error) {
 	var cancelled int
-	if err := tx.QueryRow(ctx, cancelQueuedSQL, runID, sessionID, reason, lock.sampleSeq).Scan(&cancelled); err != nil {
+	var groups []uuid.UUID
+	if err := tx.QueryRow(ctx, cancelQueuedSQL, runID, sessionIDs, reason, sampleSeq).Scan(&cancelled, &groups); err != nil {
 		return 0, fmt.Errorf("cancelling queued sessions: %w", err)
 	}
 	if cancelled > 0 {
+		if _, err := tx.Exec(ctx, settleGroupsSQL, runID, groups); err != nil {
+			return 0, fmt.Errorf("settling the groups of cancelled sessions: %w", err)
+		}
 		if _, err := tx.Exec(ctx, notifySQL, string(SamplesTopic(runID))); err != nil {
 			return 0, fmt.Errorf("telling of cancelled sessions: %w", err)
 		}

@@ -74,21 +74,28 @@ where r.run_id = $1 order by k.class`
 	// the window lies between its last marks before the two ends.
 	selectWindowMixtureSQL = `
 with furthest as (
-    select consumer from consumers where run_id = $1 order by acked_seq desc, consumer limit 1
+    select consumer, grouped from consumers where run_id = $1 order by acked_seq desc, consumer limit 1
 ), acked as (
-    select coalesce(max(m.seq) filter (where m.at <= $2), 0) as after_seq,
+    select f.grouped, coalesce(max(m.seq) filter (where m.at <= $2), 0) as after_seq,
            coalesce(max(m.seq) filter (where $3::timestamptz is null or m.at <= $3), 0) as up_to_seq
     from furthest f join consumer_marks m on m.run_id = $1 and m.consumer = f.consumer and m.kind = 'acknowledged'
+    group by f.grouped
 ), consumed as (
-    select m.class, count(*) as n from acked a join samples m on m.run_id = $1 and m.seq > a.after_seq and m.seq <= a.up_to_seq
+    select m.class, count(*) as n from acked a join samples m on not a.grouped and m.run_id = $1 and m.seq > a.after_seq and m.seq <= a.up_to_seq
     where m.status in ('completed', 'truncated') group by m.class
+    union all
+    select g.class, sum(g.usable) from acked a join groups g on a.grouped and g.run_id = $1 and g.place > a.after_seq and g.place <= a.up_to_seq
+    group by g.class
 ), completed as (
     select m.class, count(*) as n from samples m
     where m.run_id = $1 and m.ended_at > coalesce($2, '-infinity') and m.ended_at <= coalesce($3, 'infinity')
       and m.status in ('completed', 'truncated') group by m.class
 ), released as (
-    select c.key as class, sum(c.value::bigint)::bigint as n from batches b, jsonb_each_text(b.classes) c
-    where b.run_id = $1 and b.created_at <= coalesce($3, 'infinity') group by c.key
+    select class, sum(n)::bigint as n from (
+        select c.key as class, c.value::bigint as n from batches b, jsonb_each_text(b.classes) c
+        where b.run_id = $1 and b.created_at <= coalesce($3, 'infinity')
+        union all
+        select class, 1 from refills where run_id = $1 and released_at <= coalesce($3, 'infinity')) r group by class
 )
 select k.class, coalesce(c.share, 0), coalesce(r.n, 0), coalesce(d.n, 0), coalesce(f.n, 0)
 from runs join class_counters k using (run_id)

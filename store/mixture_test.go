@@ -138,7 +138,7 @@ func TestBacklog(t *testing.T) {
 	backlog, err := f.Backlog(t.Context(), f.run.ID)
 	must(t, err)
 	agent := backlog[0]
-	want := store.ClassBacklog{Class: "agent", Released: 8, Completed: 1, Ended: 1, Backlog: 7, Queued: 8 - int64(len(agents)), Pending: int64(len(agents)) - 3, Held: 1, Active: 1}
+	want := store.ClassBacklog{Class: "agent", Released: 8, Completed: 1, Ended: 1, Backlog: 7, Queued: 8 - int64(len(agents)), Pending: int64(len(agents)) - 3, Held: 1, Active: 1, GroupsEnded: 1}
 	if agent.DrainSeconds == nil || *agent.DrainSeconds <= 0 || agent.OldestHoldSeconds < 0 {
 		t.Errorf("drains in %v, oldest hold %v", agent.DrainSeconds, agent.OldestHoldSeconds)
 	}

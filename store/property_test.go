@@ -322,7 +322,7 @@ func (m *model) check(t *rapid.T) {
 			}
 		}
 		want.Backlog = want.Queued + want.Pending + want.Held + want.Active
-		class.DrainSeconds, class.OldestHoldSeconds = nil, 0
+		class.DrainSeconds, class.OldestHoldSeconds, class.GroupsEnded, class.GroupsWithoutSignal = nil, 0, 0, 0
 		if class != want {
 			t.Fatalf("backlog %+v, want %+v", class, want)
 		}

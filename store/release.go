@@ -126,7 +126,8 @@ func (r *release) accept(spec *task.Spec) ([]any, error) {
 	if !declared {
 		return nil, &UnknownClassError{Class: spec.Class, Path: path + ".class"}
 	}
-	if spec.Members() < 1 || spec.Members() > MaxBatchSessions-r.sessions {
+	members := r.of.Contract.Contract.members(spec.Members())
+	if members < 1 || members > MaxBatchSessions-r.sessions {
 		return nil, &FieldError{Path: path + ".group_size", Problem: fmt.Sprintf("brings the batch above %d sessions", MaxBatchSessions)}
 	}
 	if spec.ID != "" {
@@ -147,9 +148,9 @@ func (r *release) accept(spec *task.Spec) ([]any, error) {
 		promptTokens = spec.Prompt.Synthetic.Tokens
 	}
 	id := taskID(r.batchID, spec.ID, ordinal)
-	r.tasks = append(r.tasks, releasedTask{class: class, members: spec.Members(), promptTokens: promptTokens})
+	r.tasks = append(r.tasks, releasedTask{class: class, size: spec.Members(), members: members, promptTokens: promptTokens})
 	r.taskIDs = append(r.taskIDs, id)
-	r.sessions += spec.Members()
+	r.sessions += members
 	return []any{id, r.of.Pool, r.of.ID, r.batchID, ordinal, spec.ID, spec.Class, spec.Members(),
 		stored, nullJSON(spec.Metadata), promptTokens, packTokens(spec.Prompt.TokenIDs)}, nil
 }
@@ -197,7 +198,7 @@ func SessionID(taskID uuid.UUID, member int) uuid.UUID {
 
 // copySessions fills groups, sessions and their first events, in dispatch order.
 func (r *release) copySessions(ctx context.Context) error {
-	classes := r.of.Contract.Contract.Classes
+	contract := &r.of.Contract.Contract
 	groups := make([][]any, 0, len(r.tasks))
 	sessions := make([][]any, 0, r.sessions)
 	events := make([][]any, 0, r.sessions)
@@ -207,8 +208,9 @@ func (r *release) copySessions(ctx context.Context) error {
 	}
 	for _, i := range stratified(r.tasks) {
 		t, id := r.tasks[i], r.taskIDs[i]
-		class := classes[t.class].Class
-		groups = append(groups, []any{id, r.of.Pool, r.of.ID, r.batchID, class, t.members, t.members})
+		class := contract.Classes[t.class].Class
+		groups = append(groups, []any{id, r.of.Pool, r.of.ID, r.batchID, class, t.size, t.members,
+			string(contract.GroupPolicy), contract.refillsAllowed(t.size)})
 		for member := range t.members {
 			session := SessionID(id, member)
 			sessions = append(sessions, []any{session, r.of.Pool, r.of.ID, r.batchID, id, member, class, len(sessions),
@@ -221,7 +223,7 @@ func (r *release) copySessions(ctx context.Context) error {
 		columns []string
 		rows    [][]any
 	}{
-		{"groups", []string{"group_id", "pool", "run_id", "batch_id", "class", "size", "members"}, groups},
+		{"groups", []string{"group_id", "pool", "run_id", "batch_id", "class", "size", "members", "policy", "refills_allowed"}, groups},
 		{"sessions", []string{"session_id", "pool", "run_id", "batch_id", "task_id", "member", "class", "dispatch_ordinal",
 			"policy_version", "state", "context_tokens", "event_seq", "released_at"}, sessions},
 		{"session_events", []string{"session_id", "seq", "run_id", "at", "kind", "detail"}, events},

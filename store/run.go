@@ -59,7 +59,7 @@ insert into runs (run_id, pool, name, state, contract_version) values ($1, $2, $
 
 	runColumns = `
 select r.run_id, r.name, r.pool, r.state, r.created_at, r.ended_at,
-       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.stale_policy, v.created_at,
+       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.group_refills, v.spare_members, v.stale_policy, v.created_at,
        (select array_agg(c.class order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
        (select array_agg(c.share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
        (select array_agg(c.given_share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version))
@@ -87,7 +87,8 @@ from run_counters c join runs r using (run_id)
 where c.run_id = $1`
 
 	insertContractVersionSQL = `
-insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy) values ($1, $2, $3, $4, $5, $6)`
+insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy, group_refills, spare_members)
+values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
 	insertContractClassSQL = `
 insert into contract_classes (run_id, version, ordinal, class, share, given_share) values ($1, $2, $3, $4, $5, $6)`
@@ -148,7 +149,8 @@ func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
 }
 
 func queueContract(batch *pgx.Batch, runID uuid.UUID, version int, contract Contract, given []ClassShare) {
-	batch.Queue(insertContractVersionSQL, runID, version, contract.MaxConcurrency, contract.StalenessBound, string(contract.GroupPolicy), string(contract.StalePolicy))
+	batch.Queue(insertContractVersionSQL, runID, version, contract.MaxConcurrency, contract.StalenessBound, string(contract.GroupPolicy), string(contract.StalePolicy),
+		contract.GroupRefills, contract.SpareMembers)
 	names := make([]string, len(contract.Classes))
 	for i, class := range contract.Classes {
 		names[i] = class.Class
@@ -177,7 +179,7 @@ func scanRun(row pgx.CollectableRow) (Run, error) {
 	var shares, given []float64
 	contract := &run.Contract.Contract
 	err := row.Scan(&run.ID, &run.Name, &run.Pool, &run.State, &run.CreatedAt, &run.EndedAt,
-		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.StalePolicy, &run.Contract.CreatedAt,
+		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.GroupRefills, &contract.SpareMembers, &contract.StalePolicy, &run.Contract.CreatedAt,
 		&names, &shares, &given)
 	if err != nil {
 		return Run{}, err
@@ -234,7 +236,7 @@ func (s *Store) EndRun(ctx context.Context, id uuid.UUID) (Run, error) {
 		if err != nil || lock.state == RunEnded {
 			return err
 		}
-		if _, err := cancelQueued(ctx, tx, lock, id, nil, "the run was ended"); err != nil {
+		if _, err := cancelQueued(ctx, tx, lock.sampleSeq, id, nil, "the run was ended"); err != nil {
 			return err
 		}
 		batch := &pgx.Batch{}

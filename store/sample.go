@@ -16,7 +16,7 @@ import (
 // one, so that a trainer which counts samples never waits for ever.
 type Sample struct {
 	// Seq is the place in the run's completion order, from 1 without gaps; Cursor
-	// is its opaque form.
+	// is the opaque place in the order that was asked for.
 	Seq            int64
 	Cursor         Cursor
 	SessionID      uuid.UUID
@@ -26,12 +26,16 @@ type Sample struct {
 	ExternalTaskID string
 	Member         int
 	GroupSize      int
-	Class          string
-	Status         router.EndStatus
-	Reward         *float64
-	ScoreDetail    json.RawMessage
-	FinishReason   string
-	Problem        string
+	// GroupMembers counts spare and refilled members too; GroupOutcome is empty
+	// until it is known.
+	GroupMembers int
+	GroupOutcome GroupOutcome
+	Class        string
+	Status       router.EndStatus
+	Reward       *float64
+	ScoreDetail  json.RawMessage
+	FinishReason string
+	Problem      string
 	// PolicyVersion is the one of the release; the other two span the turns and
 	// equal it in a session without turns.
 	PolicyVersion    int64
@@ -51,7 +55,7 @@ type Sample struct {
 	Tokens *SampleTokens
 }
 
-// SampleQuery asks for samples in completion order.
+// SampleQuery asks for samples in completion order, or in that of whole groups.
 type SampleQuery struct {
 	RunID uuid.UUID
 	// Consumer names who reads, such as "trainer"; empty reads without a trace.
@@ -68,6 +72,10 @@ type SampleQuery struct {
 	// Statuses to return; empty means all.
 	Statuses   []router.EndStatus
 	WithTokens bool
+	// WholeGroups asks for samples of groups whose members have all ended, group by
+	// group in the order in which they did, members by number. A page ends with a
+	// group unless its first one does not fit. A consumer keeps to one of the orders.
+	WholeGroups bool
 }
 
 const (
@@ -87,13 +95,13 @@ type SamplePage struct {
 
 const (
 	sampleColumns = `
-select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, m.class, m.status,
+select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, coalesce(g.members, t.group_size), coalesce(g.outcome, ''), m.class, m.status,
        m.reward, m.score_detail, m.finish_reason, m.problem,
        s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version), m.staleness,
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, m.tokens, s.token_seconds,
        s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
        s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at
-from samples m join sessions s using (session_id) join tasks t using (task_id)`
+from samples m join sessions s using (session_id) join tasks t using (task_id) left join groups g on g.group_id = s.task_id`
 
 	selectSampleOfSQL = sampleColumns + ` where m.session_id = $1`
 
@@ -101,15 +109,15 @@ from samples m join sessions s using (session_id) join tasks t using (task_id)`
 where m.run_id = $1 and m.seq > $2 and m.seq <= $3 and ($4::text[] is null or m.status = any($4)) order by m.seq limit $5`
 
 	selectPlaceSQL = `
-select r.sample_seq, coalesce(c.delivered_seq, 0), coalesce(c.acked_seq, 0)
+select case when $3 then r.grouped_seq else r.sample_seq end, coalesce(c.delivered_seq, 0), coalesce(c.acked_seq, 0), coalesce(c.grouped, $3)
 from run_counters r left join consumers c on c.run_id = r.run_id and c.consumer = $2 where r.run_id = $1`
 
 	// A first delivery leaves a mark; a repeated one does not.
 	deliverSQL = `
 with delivered as (
-    insert into consumers as c (run_id, consumer, delivered_seq) values ($1, $2, $3)
+    insert into consumers as c (run_id, consumer, delivered_seq, grouped) values ($1, $2, $3, $4)
     on conflict (run_id, consumer) do update set delivered_seq = excluded.delivered_seq, updated_at = statement_timestamp()
-    where c.delivered_seq < excluded.delivered_seq
+    where c.delivered_seq < excluded.delivered_seq and c.grouped = excluded.grouped
     returning delivered_seq
 )
 insert into consumer_marks (run_id, consumer, kind, seq, at)
@@ -118,7 +126,8 @@ select $1, $2, 'delivered', delivered_seq, statement_timestamp() from delivered`
 
 // Samples returns the next page and notes the delivery. A page holds what was
 // durable when it was read, without gaps: nothing can later appear before its
-// end. Errors: ErrUnknownCursor, ErrNotFound, *FieldError for the consumer's name.
+// end. Errors: ErrUnknownCursor, ErrNotFound, *FieldError for the consumer's name,
+// *ConflictError for a consumer that reads in the other order.
 func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, error) {
 	if query.Consumer != "" && !classPattern.MatchString(query.Consumer) {
 		return SamplePage{}, &FieldError{Path: "consumer", Problem: fmt.Sprintf("must be 1 to 64 letters, digits, dots, dashes or underscores, is %q", query.Consumer)}
@@ -127,12 +136,16 @@ func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, err
 	var last, delivered int64
 	err := s.read(ctx, func(tx pgx.Tx) error {
 		var end, acked int64
-		if err := tx.QueryRow(ctx, selectPlaceSQL, query.RunID, query.Consumer).Scan(&end, &delivered, &acked); err != nil {
+		var grouped bool
+		if err := tx.QueryRow(ctx, selectPlaceSQL, query.RunID, query.Consumer, query.WholeGroups).Scan(&end, &delivered, &acked, &grouped); err != nil {
 			return err
+		}
+		if grouped != query.WholeGroups {
+			return &ConflictError{Subject: "consumer", Existing: query.Consumer, Problem: "reads " + orderName(grouped) + "; a consumer keeps to one order, so read " + orderName(!grouped) + " under another name"}
 		}
 		after := acked
 		if query.After != "" {
-			seq, err := query.After.seq(query.RunID)
+			seq, err := query.After.seq(query.RunID, query.WholeGroups)
 			if err != nil {
 				return err
 			}
@@ -142,28 +155,36 @@ func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, err
 			after = max(after, seq)
 		}
 		var err error
-		page, last, err = readSamplePage(ctx, tx, query, after, end)
+		if query.WholeGroups {
+			page, last, err = readGroupPage(ctx, tx, query, after, end)
+		} else {
+			page, last, err = readSamplePage(ctx, tx, query, after, end)
+		}
 		return err
 	})
 	if err != nil {
 		return SamplePage{}, found(err, "reading the samples of run", query.RunID)
 	}
 	if query.Consumer != "" && last > delivered {
-		if _, err := s.pool.Exec(ctx, deliverSQL, query.RunID, query.Consumer, last); err != nil {
+		if _, err := s.pool.Exec(ctx, deliverSQL, query.RunID, query.Consumer, last, query.WholeGroups); err != nil {
 			return SamplePage{}, fmt.Errorf("noting a delivery of run %s: %w", query.RunID, err)
 		}
 	}
 	return page, nil
 }
 
+// statuses are as they are stored; nil means all.
+func (q *SampleQuery) statuses() (names []string) {
+	for _, status := range q.Statuses {
+		names = append(names, status.String())
+	}
+	return names
+}
+
 // readSamplePage returns the page in (after, end] and the place where it ends.
 func readSamplePage(ctx context.Context, tx pgx.Tx, query SampleQuery, after, end int64) (SamplePage, int64, error) {
-	var statuses []string
-	for _, status := range query.Statuses {
-		statuses = append(statuses, status.String())
-	}
 	limit := pageLimit(query.Limit)
-	rows, err := tx.Query(ctx, selectSamplesSQL, query.RunID, after, end, statuses, limit+1)
+	rows, err := tx.Query(ctx, selectSamplesSQL, query.RunID, after, end, query.statuses(), limit+1)
 	if err != nil {
 		return SamplePage{}, 0, err
 	}
@@ -179,7 +200,7 @@ func readSamplePage(ctx context.Context, tx pgx.Tx, query SampleQuery, after, en
 	if page.More {
 		last = samples[fit-1].Seq
 	}
-	page.Next = cursorOf(query.RunID, last)
+	page.Next = cursorOf(query.RunID, false, last)
 	if query.WithTokens {
 		if err := loadTokens(ctx, tx, page.Samples); err != nil {
 			return SamplePage{}, 0, err
@@ -212,7 +233,7 @@ func pageFit(samples []Sample, limit int, query SampleQuery) int {
 func scanSample(row pgx.CollectableRow) (Sample, error) {
 	var x Sample
 	var status string
-	err := row.Scan(&x.Seq, &x.SessionID, &x.RunID, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.Class, &status,
+	err := row.Scan(&x.Seq, &x.SessionID, &x.RunID, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.GroupMembers, &x.GroupOutcome, &x.Class, &status,
 		&x.Reward, &x.ScoreDetail, &x.FinishReason, &x.Problem,
 		&x.PolicyVersion, &x.MinPolicyVersion, &x.MaxPolicyVersion, &x.Staleness,
 		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
@@ -222,7 +243,7 @@ func scanSample(row pgx.CollectableRow) (Sample, error) {
 	if err != nil {
 		return Sample{}, err
 	}
-	x.Cursor = cursorOf(x.RunID, x.Seq)
+	x.Cursor = cursorOf(x.RunID, false, x.Seq)
 	x.Status, err = parseStatus(status)
 	return x, err
 }

@@ -131,17 +131,17 @@ where s.dispatched_at is not null and s.ended_at is null and s.run_id = $1 and s
 
 	sessionFilter = ` b.run_id = $1 and ($2::uuid is null or b.batch_id = $2) and ($3::uuid is null or s.task_id = $3)
   and ($4 = '' or s.class = $4) and ($5 = '' or s.state = $5)
-  and ($6::uuid is null or (b.seq, s.dispatch_ordinal) > (
-        select ab.seq, a.dispatch_ordinal from sessions a join batches ab using (batch_id) where a.session_id = $6))
-order by b.seq, s.dispatch_ordinal limit $7`
+  and ($6::uuid is null or (b.seq, s.dispatch_ordinal, s.member) > (
+        select ab.seq, a.dispatch_ordinal, a.member from sessions a join batches ab using (batch_id) where a.session_id = $6))
+order by b.seq, s.dispatch_ordinal, s.member limit $7`
 
 	selectRunOfSessionSQL = `select run_id, state from sessions where session_id = $1`
 
-	// $1 pool, $2 run, $3 one session or null for all that are under way, $4 why.
+	// $1 pool, $2 run, $3 sessions or null for all that are under way, $4 why.
 	requestCancelSQL = `
 with locked as (
     select session_id from sessions
-    where ` + liveCondition + ` and pool = $1 and run_id = $2 and ($3::uuid is null or session_id = $3) and cancel_requested_at is null
+    where ` + liveCondition + ` and pool = $1 and run_id = $2 and ($3::uuid[] is null or session_id = any($3)) and cancel_requested_at is null
     order by session_id for no key update
 ), asked as (
     update sessions s set cancel_requested_at = statement_timestamp(), cancel_reason = $4, event_seq = s.event_seq + 1
@@ -234,13 +234,13 @@ func (s *Store) CancelSession(ctx context.Context, id uuid.UUID, reason string) 
 		if err != nil {
 			return err
 		}
-		cancelled, err := cancelQueued(ctx, tx, lock, runID, &id, reason)
+		cancelled, err := cancelQueued(ctx, tx, lock.sampleSeq, runID, []uuid.UUID{id}, reason)
 		if err != nil {
 			return err
 		}
 		if cancelled == 0 {
 			batch := &pgx.Batch{}
-			batch.Queue(requestCancelSQL, lock.pool, runID, id, reason)
+			batch.Queue(requestCancelSQL, lock.pool, runID, []uuid.UUID{id}, reason)
 			notify(batch, OutboxTopic())
 			if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 				return err

@@ -5,8 +5,9 @@ import "sort"
 // releasedTask is what the release of a batch must remember of a task.
 type releasedTask struct {
 	// class is an index into the run's classes.
-	class   int
-	members int
+	class int
+	// size is what the task asked for; members includes those to spare.
+	size, members int
 	// promptTokens is the length of the context before the first turn.
 	promptTokens int
 }

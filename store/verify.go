@@ -32,6 +32,7 @@ lateral (values
     ('queued', r.queued, (select sum(queued) from class_counters where run_id = $1)),
     ('live', r.live, (select sum(live) from class_counters where run_id = $1)),
     ('samples', r.sample_seq, (select count(*) from samples where run_id = $1)),
+    ('samples of whole groups', r.grouped_seq, (select coalesce(sum(members), 0) from groups where run_id = $1 and ended = members)),
     ('last sample', r.sample_seq, (select coalesce(max(seq), 0) from samples where run_id = $1)),
     ('last batch', r.batch_seq, (select coalesce(max(seq), 0) from batches where run_id = $1))) v (what, counter, counted)
 where r.run_id = $1 and v.counter <> v.counted
@@ -39,10 +40,30 @@ union all
 select 'batch ' || b.seq || ', queued', b.queued, (select count(*) from sessions s where s.batch_id = b.batch_id and s.state = 'queued')
 from batches b where b.run_id = $1 and b.queued <> (select count(*) from sessions s where s.batch_id = b.batch_id and s.state = 'queued')
 union all
-select 'group ' || g.group_id || ', ended', g.ended, s.ended
-from groups g join (select task_id, count(*) filter (where state = 'ended') as ended, count(*) filter (where status in ('completed', 'truncated')) as usable
+select 'group ' || g.group_id || ', members, ended or usable', g.ended, s.ended
+from groups g join (select task_id, count(*) as members, count(*) filter (where state = 'ended') as ended, count(*) filter (where status in ('completed', 'truncated')) as usable
                     from sessions where run_id = $1 group by task_id) s on s.task_id = g.group_id
-where g.run_id = $1 and (g.ended, g.usable) <> (s.ended, s.usable)
+where g.run_id = $1 and (g.members, g.ended, g.usable) <> (s.members, s.ended, s.usable)
+union all
+select 'group ' || g.group_id || ', refills', g.refills, coalesce(r.n, 0)
+from groups g left join (select s.task_id, count(*) as n from refills f join sessions s using (session_id) where f.run_id = $1 group by s.task_id) r on r.task_id = g.group_id
+where g.run_id = $1 and g.refills <> coalesce(r.n, 0)
+union all
+select 'group ' || group_id || ', place', place, up_to
+from (select *, sum(members) over (order by place) as up_to from groups where run_id = $1 and (place is not null or ended = members)) g
+where place is distinct from up_to
+union all
+select 'class ' || c.class || ', groups ended', c.groups_ended, coalesce(g.n, 0)
+from class_counters c left join (select class, count(*) as n from groups where run_id = $1 and ended = members group by class) g using (class)
+where c.run_id = $1 and c.groups_ended <> coalesce(g.n, 0)
+union all
+select 'class ' || c.class || ', groups without signal', c.groups_without_signal, coalesce(g.n, 0)
+from class_counters c left join (
+    select class, count(*) as n from (
+        select s.task_id, m.class from groups g join sessions s on s.task_id = g.group_id join samples m using (session_id)
+        where g.run_id = $1 and g.place is not null and m.status in ('completed', 'truncated') group by s.task_id, m.class
+        having count(*) > 1 and count(m.reward) = count(*) and min(m.reward) = max(m.reward)) flat group by class) g using (class)
+where c.run_id = $1 and c.groups_without_signal <> coalesce(g.n, 0)
 union all
 select 'session ' || s.session_id || ', turns', s.turns, coalesce(t.n, 0)
 from sessions s left join (select session_id, count(*) as n from turns where run_id = $1 group by session_id) t using (session_id)

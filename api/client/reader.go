@@ -29,9 +29,12 @@ type SamplesQuery struct {
 	Encoding string
 	// Statuses to read; none means all.
 	Statuses []string
+	// WholeGroups reads group by group instead of in completion order; a consumer
+	// keeps to one of the two.
+	WholeGroups bool
 }
 
-// Samples reads a page of a run's samples in completion order.
+// Samples reads a page of a run's samples.
 func (c *Client) Samples(ctx context.Context, run uuid.UUID, query SamplesQuery) (wire.SamplePage, error) {
 	if query.Encoding == "" {
 		query.Encoding = "packed"
@@ -40,6 +43,9 @@ func (c *Client) Samples(ctx context.Context, run uuid.UUID, query SamplesQuery)
 	k.timeout = c.config.CallTimeout + query.Wait
 	k.query = values("consumer", query.Consumer, "after", query.After, "limit", number(query.Limit),
 		"encoding", query.Encoding, "status", strings.Join(query.Statuses, ","))
+	if query.WholeGroups {
+		k.query.Set("groups", "whole")
+	}
 	if query.Wait > 0 {
 		k.query.Set("wait", query.Wait.String())
 	}

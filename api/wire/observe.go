@@ -25,6 +25,9 @@ type ClassBacklog struct {
 	Cancelled         int64    `json:"cancelled"`
 	OldestHoldSeconds float64  `json:"oldest_hold_seconds"`
 	DrainSeconds      *float64 `json:"drain_seconds,omitzero" doc:"Backlog over the class's rate of endings in the last ten minutes; absent while nothing has ended in them."`
+	// Groups of one member count too.
+	GroupsEnded         int64 `json:"groups_ended" doc:"Groups whose members have all ended."`
+	GroupsWithoutSignal int64 `json:"groups_without_signal" doc:"Those of them with two usable members or more that all have the same reward."`
 }
 
 // Backlog is one snapshot of a run.

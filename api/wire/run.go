@@ -19,7 +19,9 @@ type NewContract struct {
 	MaxConcurrency int          `json:"max_concurrency" minimum:"1" maximum:"100000" doc:"Sessions of the run dispatched at a time."`
 	StalenessBound *int         `json:"staleness_bound,omitzero" minimum:"0" maximum:"10000" doc:"How many policy versions a sample may lag behind the pool's; absent means unbounded."`
 	StalePolicy    string       `json:"stale_policy,omitzero" doc:"What becomes of a session under way that new weights make older than the bound: finish (the default) lets it go on and its sample tell its staleness, end ends it with status stale."`
-	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable member: partial (the default) delivers the members that are usable."`
+	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable (failed or stale) member: partial (the default) delivers the members that are usable, refill releases another one in its place, end cancels the others."`
+	GroupRefills   *int         `json:"group_refills,omitzero" minimum:"0" maximum:"1024" doc:"With refill: how many members may be released anew for one group; absent means as many as its size. Beyond that the group is delivered as it is."`
+	SpareMembers   int          `json:"spare_members,omitzero" minimum:"0" maximum:"1024" doc:"Members released with every group of two or more beyond its size. Once as many as its size are usable, the rest is cancelled."`
 }
 
 // Contract is one version of a run's contract.
@@ -30,7 +32,9 @@ type Contract struct {
 	MaxConcurrency int          `json:"max_concurrency" doc:"Sessions of the run dispatched at a time."`
 	StalenessBound *int         `json:"staleness_bound,omitzero" doc:"Absent means unbounded."`
 	StalePolicy    string       `json:"stale_policy" enum:"finish,end"`
-	GroupPolicy    string       `json:"group_policy"`
+	GroupPolicy    string       `json:"group_policy" enum:"partial,refill,end"`
+	GroupRefills   *int         `json:"group_refills,omitzero" doc:"Absent means as many as a group's size."`
+	SpareMembers   int          `json:"spare_members"`
 	CreatedAt      time.Time    `json:"created_at"`
 }
 
@@ -73,7 +77,7 @@ type Batch struct {
 	IdempotencyKey  string         `json:"idempotency_key"`
 	PolicyVersion   int64          `json:"policy_version" doc:"Version of the weights that the tasks were released at."`
 	Tasks           int            `json:"tasks"`
-	Sessions        int            `json:"sessions" doc:"Members of all tasks together: the samples to expect."`
+	Sessions        int            `json:"sessions" doc:"Members of all tasks together, spare ones included: the samples to expect, save for refills."`
 	SessionsByClass map[string]int `json:"sessions_by_class"`
 	CreatedAt       time.Time      `json:"created_at"`
 	Replayed        bool           `json:"replayed,omitzero" doc:"The key had been used with this very body before; nothing was released anew."`

@@ -43,13 +43,15 @@ type PackedTokens struct {
 type Sample struct {
 	ID               uuid.UUID       `json:"id" format:"uuid" doc:"Stable id of the sample, which is its session's: count by it, since delivery is at least once."`
 	Seq              int64           `json:"seq" doc:"Place in the run's completion order, from 1 without gaps."`
-	Cursor           string          `json:"cursor" doc:"The same place, to be given as after or to be acknowledged."`
+	Cursor           string          `json:"cursor" doc:"Its place in the order that was asked for, to be given as after or to be acknowledged."`
 	Run              uuid.UUID       `json:"run" format:"uuid"`
 	Batch            uuid.UUID       `json:"batch" format:"uuid"`
 	Task             uuid.UUID       `json:"task" format:"uuid" doc:"Common to the members of a group."`
 	TaskID           string          `json:"task_id" doc:"The trainer's own name for the task."`
 	Member           int             `json:"member" doc:"Place in the group, from 0."`
-	GroupSize        int             `json:"group_size"`
+	GroupSize        int             `json:"group_size" doc:"Members that the task asked for."`
+	GroupMembers     int             `json:"group_members" doc:"Members released for the group so far, spare and refilled ones included: as many samples come of it."`
+	GroupOutcome     string          `json:"group_outcome,omitzero" enum:"complete,partial,ended" doc:"complete: group_size members are usable. partial: all have ended and fewer are usable. ended: an unusable member ended the group. Absent while it is not known."`
 	Class            string          `json:"class"`
 	Status           string          `json:"status" enum:"completed,truncated,stale,failed,cancelled" doc:"Only completed and truncated ones are for training."`
 	FinishReason     string          `json:"finish_reason,omitzero"`
@@ -72,7 +74,7 @@ type Sample struct {
 	Packed           *PackedTokens   `json:"packed,omitzero" doc:"With encoding=packed."`
 }
 
-// SamplePage is a piece of a run's samples in completion order.
+// SamplePage is a piece of a run's samples in completion order or by whole groups.
 type SamplePage struct {
 	Samples []Sample `json:"samples" nullable:"false"`
 	Next    string   `json:"next" doc:"Continues after this page, also when it is empty."`
@@ -93,6 +95,7 @@ type Consumer struct {
 	DeliveredSeq    int64     `json:"delivered_seq"`
 	Acknowledged    string    `json:"acknowledged"`
 	AcknowledgedSeq int64     `json:"acknowledged_seq"`
+	Groups          string    `json:"groups,omitzero" enum:"whole" doc:"whole: it reads whole groups, and its places count samples in that order; absent for completion order."`
 	UpdatedAt       time.Time `json:"updated_at"`
 }
 
