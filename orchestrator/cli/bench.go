@@ -28,10 +28,11 @@ var errBenchDone = errors.New("everything is measured")
 
 // benchResult is the last line of the output.
 type benchResult struct {
-	Single  turnCost `json:"one_session"`
-	Many    turnCost `json:"sessions_32"`
-	WithGap turnCost `json:"sessions_32_with_gap_timer"`
-	Held    heldCost `json:"held"`
+	Single  turnCost      `json:"one_session"`
+	Many    turnCost      `json:"sessions_32"`
+	WithGap turnCost      `json:"sessions_32_with_gap_timer"`
+	Held    heldCost      `json:"held"`
+	Harness []harnessCost `json:"harness"`
 }
 
 // turnCost is what orchestration adds to a turn: the time from one turn's commit
@@ -66,7 +67,8 @@ func newBench() *cobra.Command {
 		Short: "Measure what orchestration costs on this machine",
 		Long: `Runs the service as "holdfast dev" does, with engines in a process of their own that
 answer at once, and measures: time added to a turn at one session and at 32, turns a
-second, CPU a turn by process, and memory of held sessions. Takes two to four minutes.
+second, CPU a turn by process, what a harness's endpoint adds to a call, and memory of held
+sessions. Takes two to four minutes.
 Nothing else should be running. The last line is one JSON object.`,
 		Args: cobra.NoArgs,
 	}
@@ -183,6 +185,12 @@ func (b *bench) run(ctx context.Context, address string) error {
 		}
 		fmt.Fprintf(b.out, "%-28s %8d %14.1f %14.1f %10.1f %12.2f   (%.2f + %.2f + %.2f)\n", step.name, cost.Turns, cost.AddedP50MS, cost.AddedP99MS,
 			cost.TurnsPerSecond, cost.CPUMS, cost.HoldfastCPUMS, cost.TemporalCPUMS, cost.PostgresCPUMS)
+	}
+	if err := b.harness(ctx, address, run.ID); err != nil {
+		return fmt.Errorf("harness: %w", err)
+	}
+	if err := b.awaitDone(ctx, c, run.ID); err != nil {
+		return err
 	}
 	if err := b.hold(ctx, c, run.ID); err != nil {
 		return fmt.Errorf("held sessions: %w", err)
