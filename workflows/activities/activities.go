@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime"
 	"time"
 
 	"github.com/google/uuid"
@@ -83,6 +84,8 @@ type Activities struct {
 	contexts *contextCache
 	running  *running
 	callers  callers
+	// programs holds a place for each scorer's program: as many as there are processors.
+	programs slots
 	// retryBase is a constant but for tests.
 	retryBase time.Duration
 }
@@ -105,7 +108,7 @@ func New(cfg Config) (*Activities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("activities: %w", err)
 	}
-	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), retryBase: retryBase}, nil
+	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), programs: make(slots, runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
 }
 
 // Register gives the activities to a worker under their fixed names.

@@ -38,6 +38,10 @@ func (a *Activities) Score(ctx context.Context, session string) (workflows.Score
 	if err != nil {
 		return workflows.ScoreReply{}, fmt.Errorf("scoring session %s: %w", id, err)
 	}
+	if work.CancelRequested {
+		// The workflow hears of it in a moment, and ends the session as cancelled.
+		return workflows.ScoreReply{}, fmt.Errorf("scoring session %s: it is to be cancelled", id)
+	}
 	if work.Spec.Scorer == nil {
 		return workflows.ScoreReply{}, nil
 	}
@@ -60,6 +64,13 @@ func (a *Activities) score(ctx context.Context, work *store.WorkSession) (workfl
 	if err != nil || problem != "" {
 		return workflows.ScoreReply{Problem: problem}, err
 	}
+	if wanted.Kind == task.ScorerExec {
+		leave, err := a.programs.enter(ctx)
+		if err != nil {
+			return workflows.ScoreReply{}, err
+		}
+		defer leave()
+	}
 	for attempt := 1; ; attempt++ {
 		outcome := scorer.Score(ctx, []scoring.Sample{sample})[0]
 		switch {
@@ -76,6 +87,19 @@ func (a *Activities) score(ctx context.Context, work *store.WorkSession) (workfl
 		if err := a.pause(ctx, attempt); err != nil {
 			return workflows.ScoreReply{}, err
 		}
+	}
+}
+
+// slots bound how many of something run at once.
+type slots chan struct{}
+
+// enter waits for a slot, which leave gives back.
+func (s slots) enter(ctx context.Context) (leave func(), err error) {
+	select {
+	case s <- struct{}{}:
+		return func() { <-s }, nil
+	case <-ctx.Done():
+		return nil, ctx.Err()
 	}
 }
 

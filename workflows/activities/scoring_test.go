@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/uuid"
+
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/environment/command"
 	"holdfast/orchestrator/environment/exchange"
@@ -334,5 +336,33 @@ func TestHarnessBeginsWithATokenisedPrompt(t *testing.T) {
 	must(t, err)
 	if turn.PromptTokens != 6 || !slices.Equal(e.requests[0].Prompt, []int32{'h', 'e', 'l', 'l', 'o', 9}) || !slices.Equal(waits, []string{router.NoInstance.String()}) {
 		t.Fatalf("the turn is %+v, sent was %v, waited for %v", turn, e.requests[0].Prompt, waits)
+	}
+}
+
+func TestProgramsOfScorersWaitForEachOther(t *testing.T) {
+	s := make(slots, 1)
+	leave, err := s.enter(t.Context())
+	must(t, err)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := s.enter(ctx); !errors.Is(err, context.Canceled) {
+		t.Fatalf("a second program got %v", err)
+	}
+	leave()
+	if leave, err = s.enter(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	leave()
+}
+
+func TestCancelledSessionIsNotScored(t *testing.T) {
+	f := newFixture(t)
+	a := f.scoringWorker(newEngines(t), scoring.Config{})
+	server := newScoreServer(t, func(map[string]json.RawMessage) (int, string) { return http.StatusOK, `"reward":1` })
+	id := f.generated(a, server.scorer())
+	_, err := f.CancelSession(t.Context(), uuid.MustParse(id), "enough")
+	must(t, err)
+	if reply, err := a.Score(t.Context(), id); err == nil || server.asked.Load() != 0 {
+		t.Fatalf("scored as %+v after %d questions", reply, server.asked.Load())
 	}
 }
