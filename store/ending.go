@@ -37,7 +37,8 @@ select s.run_id, s.pool, s.batch_id, s.task_id, s.class, s.state, s.dispatch_ord
        s.finish_reason, s.event_seq, s.stale, s.cancel_reason,
        greatest(0, coalesce((select p.policy_version from pools p where p.pool = s.pool) - s.min_policy_version, 0)), statement_timestamp(),
        s.member, s.cancel_requested_at is not null, r.state = 'active',
-       g.size, g.members, g.ended, g.usable, g.refills, g.refills_allowed, g.policy, coalesce(g.outcome, '')
+       g.size, g.members, g.ended, g.usable, g.refills, g.refills_allowed, g.policy, coalesce(g.outcome, ''),
+       g.rewarded, g.reward_min, g.reward_max, c.grouped_seq
 from sessions s join run_counters c using (run_id) join runs r using (run_id) join groups g on g.group_id = s.task_id
 where s.session_id = $1 and ($2 or not ` + groupCancelsCondition + `) for no key update of s`
 
@@ -51,14 +52,16 @@ where session_id = $1`
 insert into samples (run_id, seq, session_id, class, status, reward, score_detail, score_seconds, finish_reason, problem, tokens, ended_at, staleness)
 values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
 
-	// $2 and $3 are how many left queued and live: 1 and 0, or 0 and 1.
+	// $2 and $3 are how many left queued and live: 1 and 0, or 0 and 1; $4 how many
+	// members the group has that is whole with this one, or 0.
 	countEndedSQL = `
-update run_counters set sample_seq = sample_seq + 1, queued = queued - $2, live = live - $3 where run_id = $1`
+update run_counters set sample_seq = sample_seq + 1, queued = queued - $2, live = live - $3, grouped_seq = grouped_seq + $4 where run_id = $1`
 
 	countEndedClassSQL = `
 update class_counters set queued = queued - $3, live = live - $4, backlog = backlog - 1, ended = ended + 1,
        completed = completed + ($5 = 'completed')::int, truncated = truncated + ($5 = 'truncated')::int,
-       stale = stale + ($5 = 'stale')::int, failed = failed + ($5 = 'failed')::int, cancelled = cancelled + ($5 = 'cancelled')::int
+       stale = stale + ($5 = 'stale')::int, failed = failed + ($5 = 'failed')::int, cancelled = cancelled + ($5 = 'cancelled')::int,
+       groups_ended = groups_ended + $6, groups_without_signal = groups_without_signal + $7
 where run_id = $1 and class = $2`
 
 	// A session that ends without having been dispatched leaves its batch's queue.
@@ -164,6 +167,8 @@ type endingRow struct {
 	// cancelRequested, by whomever; runActive: the run has not ended.
 	cancelRequested, runActive bool
 	group                      endingGroup
+	// groupedSeq is the last place in the run's order of whole groups.
+	groupedSeq int64
 }
 
 // lockEnding takes the locks of the session's run and of the session, in this
@@ -195,7 +200,8 @@ func (row *endingRow) queueLock(batch *pgx.Batch, others bool) {
 			&row.heldSince, &row.heldSeconds, &r.admittedAt, &r.seconds, &r.tokenSeconds, &r.tokenMark, &r.contextTokens,
 			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now,
 			&row.member, &row.cancelRequested, &row.runActive,
-			&g.size, &g.members, &g.ended, &g.usable, &g.refills, &g.refillsAllowed, &g.policy, &g.outcome)
+			&g.size, &g.members, &g.ended, &g.usable, &g.refills, &g.refillsAllowed, &g.policy, &g.outcome,
+			&g.rewarded, &g.rewardMin, &g.rewardMax, &row.groupedSeq)
 	})
 }
 
@@ -208,12 +214,11 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		ending.Problem = row.cancelReason
 	}
 	// What was asked to end as stale and failed instead is unusable all the same.
-	does := row.group.judge(row.member, ending.Status, row.cancelRequested && !row.stale, row.runActive)
+	does := row.group.judge(row.member, &ending, row.cancelRequested && !row.stale, row.runActive)
 	var replacedBy *uuid.UUID
-	refills := 0
 	if does.refill {
 		id := SessionID(row.taskID, row.group.members-1)
-		replacedBy, refills = &id, 1
+		replacedBy = &id
 	}
 	status := ending.Status.String()
 	finishReason, problem := cleanText(ending.FinishReason), cleanText(ending.Problem)
@@ -235,10 +240,6 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 	if err != nil {
 		return fmt.Errorf("describing the ending: %w", err)
 	}
-	queued, live := 0, 1
-	if row.state == SessionQueued {
-		queued, live = 1, 0
-	}
 	var events eventRows
 	events.add(SessionEvent{SessionID: row.sessionID, Seq: row.eventSeq + 1, At: row.now, Kind: EventEnded, Detail: detail}, row.runID)
 
@@ -247,16 +248,9 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 	batch.Queue(dropCheckpointsSQL, row.sessionID)
 	batch.Queue(insertSampleSQL, row.runID, row.sampleSeq+1, row.sessionID, row.class, status, ending.Reward, nullJSON(ending.ScoreDetail),
 		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness)
-	batch.Queue(countEndedSQL, row.runID, queued, live)
-	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status)
-	batch.Queue(countEndedGroupSQL, row.taskID, status, ending.Reward, refills, string(does.outcome))
-	if queued == 1 {
-		batch.Queue(countEndedBatchSQL, row.batchID)
-	}
+	row.queueCounts(batch, &ending, does)
 	if does.refill {
 		row.queueRefill(batch, *replacedBy)
-	} else if row.group.ended == row.group.members {
-		batch.Queue(settleGroupsSQL, row.runID, []uuid.UUID{row.taskID})
 	}
 	events.queue(batch)
 	notify(batch, SamplesTopic(row.runID))
@@ -265,6 +259,32 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		return err
 	}
 	return cancelMembers(ctx, tx, row, row.sampleSeq+1, does.cancel)
+}
+
+// queueCounts counts the ending in run, class, group and batch.
+func (row *endingRow) queueCounts(batch *pgx.Batch, ending *Ending, does verdict) {
+	status := ending.Status.String()
+	queued, live := 0, 1
+	if row.state == SessionQueued {
+		queued, live = 1, 0
+		batch.Queue(countEndedBatchSQL, row.batchID)
+	}
+	var place *int64
+	whole, settled, flat, refills := 0, 0, 0, 0
+	if does.settled {
+		whole, settled = row.group.members, 1
+		last := row.groupedSeq + int64(whole)
+		place = &last
+	}
+	if does.flat {
+		flat = 1
+	}
+	if does.refill {
+		refills = 1
+	}
+	batch.Queue(countEndedSQL, row.runID, queued, live, whole)
+	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status, settled, flat)
+	batch.Queue(countEndedGroupSQL, row.taskID, status, ending.Reward, refills, string(does.outcome), place)
 }
 
 // queueRefill releases a member in the place of the one that ends.

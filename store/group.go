@@ -41,11 +41,11 @@ select g.group_id, g.members from sessions s join groups g on g.group_id = s.tas
 	lockMembersSQL = `select from sessions where session_id = any($1) order by session_id for no key update`
 
 	// $3 is the reward, $4 how many members are released in its place, $5 what the
-	// group turns out to be, if that is known now.
+	// group turns out to be, if that is known now, $6 its place, if this was the last.
 	countEndedGroupSQL = `
 update groups set ended = ended + 1, usable = usable + ($2 in ('completed', 'truncated'))::int,
        rewarded = rewarded + ($3::float8 is not null)::int, reward_min = least(reward_min, $3), reward_max = greatest(reward_max, $3),
-       members = members + $4, refills = refills + $4, outcome = coalesce(outcome, nullif($5, ''))
+       members = members + $4, refills = refills + $4, outcome = coalesce(outcome, nullif($5, '')), place = $6
 where group_id = $1`
 
 	// $1 the session that is replaced, $2 and $3 the new one and its number, $4 its
@@ -77,7 +77,7 @@ update run_counters c set released = c.released + 1, queued = c.queued + r.queue
 from refilled r where c.run_id = r.run_id`
 
 	// $1 run, $2 groups, of which those whose members have all ended get their place.
-	// The run is locked.
+	// The run is locked. It is what judge does, for many groups.
 	settleGroupsSQL = `
 with ready as (
     select group_id, class, members, sum(members) over (order by group_id) as up_to,
@@ -99,6 +99,9 @@ type endingGroup struct {
 	size, members, ended, usable, refills, refillsAllowed int
 	policy                                                GroupPolicy
 	outcome                                               GroupOutcome
+	// rewarded usable members have a reward, from rewardMin to rewardMax.
+	rewarded             int
+	rewardMin, rewardMax *float64
 }
 
 // verdict is what the ending of a member does to its group.
@@ -109,17 +112,17 @@ type verdict struct {
 	refill bool
 	// cancel is why the other members are cancelled, empty if they are not.
 	cancel string
+	// settled: it was the last member; flat: the group is without signal.
+	settled, flat bool
 }
 
 // judge counts the ending of a member. wished: it was to be cancelled, which is
 // nobody's failure. Members to spare stand in for unusable ones before the policy
 // does anything.
-func (g *endingGroup) judge(member int, status router.EndStatus, wished, runActive bool) verdict {
+func (g *endingGroup) judge(member int, ending *Ending, wished, runActive bool) verdict {
+	status := ending.Status
 	usable := status == router.Completed || status == router.Truncated
-	g.ended++
-	if usable {
-		g.usable++
-	}
+	g.count(usable, ending.Reward)
 	lost := g.ended - g.usable
 	var v verdict
 	switch {
@@ -137,9 +140,30 @@ func (g *endingGroup) judge(member int, status router.EndStatus, wished, runActi
 		g.refills++
 	}
 	if g.ended == g.members {
-		v.cancel = ""
+		v.cancel, v.settled = "", true
+		v.flat = g.usable > 1 && g.rewarded == g.usable && *g.rewardMin == *g.rewardMax
+		if g.outcome == "" && v.outcome == "" {
+			v.outcome = GroupFellShort
+		}
 	}
 	return v
+}
+
+func (g *endingGroup) count(usable bool, reward *float64) {
+	g.ended++
+	if usable {
+		g.usable++
+	}
+	if reward == nil {
+		return
+	}
+	g.rewarded++
+	if g.rewardMin == nil || *reward < *g.rewardMin {
+		g.rewardMin = reward
+	}
+	if g.rewardMax == nil || *reward > *g.rewardMax {
+		g.rewardMax = reward
+	}
 }
 
 func became(status router.EndStatus) string {

@@ -15,6 +15,7 @@ import (
 	"holdfast/router"
 	"holdfast/store"
 	"holdfast/store/storetest"
+	"holdfast/workflows/task"
 )
 
 // grouped is a fixture whose contract treats groups so.
@@ -266,6 +267,34 @@ func TestGroupsWithoutSignalAreCounted(t *testing.T) {
 	must(t, err)
 	if agent := backlog[0]; agent.GroupsEnded != 5 || agent.GroupsWithoutSignal != 1 {
 		t.Errorf("%d groups ended, %d without signal", agent.GroupsEnded, agent.GroupsWithoutSignal)
+	}
+	f.verify()
+}
+
+// TestAMadePromptIsEveryMembers: the ids that an engine made of a text are those of
+// spare members and of refills too, whenever these are released.
+func TestAMadePromptIsEveryMembers(t *testing.T) {
+	f := grouped(t, 10, store.GroupRefill, 1, nil)
+	spec := prompted("agent", 2)
+	spec.Prompt = task.Prompt{Text: "Two and two?"}
+	f.submit("one", spec)
+	f.dispatch()
+	m := f.members()
+	f.end(m[0].ID, router.Failed)
+	f.end(m[1].ID, router.Failed) // refilled before the prompt is made
+	must(t, f.SetPromptTokens(t.Context(), m[0].TaskID, []int32{7, 8, 9}))
+	f.end(m[2].ID, router.Failed) // refilled after
+	m = f.members()
+	if len(m) != 5 {
+		t.Fatalf("%d members, want 5", len(m))
+	}
+	for _, session := range m[3:] {
+		if session.Usage.ContextTokens != 3 {
+			t.Errorf("the context of member %d has %d tokens, want 3", session.Member, session.Usage.ContextTokens)
+		}
+	}
+	if ended := m[1].Usage.ContextTokens; ended != 0 {
+		t.Errorf("a member that ended before has %d tokens", ended)
 	}
 	f.verify()
 }

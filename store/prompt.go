@@ -10,9 +10,11 @@ import (
 )
 
 const (
-	// The task's row lock decides between two workers that tokenise one prompt.
+	// The run's lock decides between two workers that tokenise one prompt, and keeps
+	// members from being released in another one's place meanwhile.
 	setPromptSQL = `
-update tasks set prompt_ids = $2, prompt_tokens = $3 where task_id = $1 and prompt_tokens = 0 returning group_size`
+update tasks set prompt_ids = $2, prompt_tokens = $3 where task_id = $1 and prompt_tokens = 0
+returning (select members from groups where group_id = $1)`
 
 	// Members that ended before are left as they were delivered: with no tokens.
 	countPromptSQL = `
@@ -35,19 +37,22 @@ func (s *Store) SetPromptTokens(ctx context.Context, taskID uuid.UUID, ids []int
 		return &FieldError{Path: "prompt", Problem: "must have at least one token"}
 	}
 	err := s.write(ctx, func(tx pgx.Tx) error {
+		var runID uuid.UUID
+		if err := tx.QueryRow(ctx, `select run_id from tasks where task_id = $1`, taskID).Scan(&runID); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, lockRunSQL, runID); err != nil {
+			return err
+		}
 		var members int
 		err := tx.QueryRow(ctx, setPromptSQL, taskID, packTokens(ids), len(ids)).Scan(&members)
 		if errors.Is(err, pgx.ErrNoRows) {
-			return tx.QueryRow(ctx, `select group_size from tasks where task_id = $1`, taskID).Scan(&members)
+			return nil
 		}
 		if err != nil {
 			return err
 		}
-		sessions := make([]uuid.UUID, members)
-		for member := range sessions {
-			sessions[member] = SessionID(taskID, member)
-		}
-		_, err = tx.Exec(ctx, countPromptSQL, sessions, len(ids))
+		_, err = tx.Exec(ctx, countPromptSQL, memberIDs(taskID, members), len(ids))
 		return err
 	})
 	return found(err, "keeping the prompt of task", taskID)
