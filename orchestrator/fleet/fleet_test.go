@@ -60,7 +60,7 @@ func newWorld(t *testing.T) *world {
 		Pool: "p", Registry: w.registry, Changed: w.registry.wait, NewClient: engine.NewClient,
 		Tell:            func(_ context.Context, e router.Event) error { w.events <- e; return nil },
 		ObserveInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
-		Breaker: engine.BreakerConfig{OpenFor: 200 * time.Millisecond},
+		Breaker: engine.BreakerConfig{OpenFor: 2 * time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
