@@ -313,9 +313,11 @@ func TestMembersEndAtOnce(t *testing.T) {
 			if len(ids) == 0 {
 				break
 			}
-			var records []store.DecisionRecord
-			for _, id := range ids {
-				records = append(records, f.hold(id, 0, router.AtCap))
+			rounds := make([][]store.DecisionRecord, 10)
+			for n := range rounds {
+				for _, id := range ids {
+					rounds[n] = append(rounds[n], f.hold(id, 0, []router.Reason{router.AtCap, router.NoBlocks}[n%2]))
+				}
 			}
 			work := make(chan uuid.UUID, 2*len(ids))
 			for _, id := range append(ids, ids...) {
@@ -324,8 +326,8 @@ func TestMembersEndAtOnce(t *testing.T) {
 			close(work)
 			var wait sync.WaitGroup
 			wait.Go(func() {
-				for part := range slices.Chunk(records, 16) {
-					if err := f.RecordDecisions(context.Background(), pool, f.epoch, part); err != nil {
+				for _, records := range rounds {
+					if err := f.RecordDecisions(context.Background(), pool, f.epoch, records); err != nil {
 						t.Error(err)
 					}
 				}

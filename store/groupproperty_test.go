@@ -2,6 +2,7 @@ package store_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/uuid"
@@ -158,8 +159,9 @@ func (m *groupModel) crash(*rapid.T) { m.cursor, m.received = "", m.received[:m.
 // groupView is a group as its sessions show it.
 type groupView struct {
 	size, members, ended, usable, unusable, wished int
-	// going are under way and not asked to cancel, or queued.
-	going int
+	// going are under way and not asked to cancel, or queued; byPolicy were asked to
+	// cancel because the group ended.
+	going, byPolicy int
 }
 
 func (m *groupModel) views(t *rapid.T) map[uuid.UUID]*groupView {
@@ -171,7 +173,12 @@ func (m *groupModel) views(t *rapid.T) map[uuid.UUID]*groupView {
 			groups[session.TaskID] = g
 		}
 		g.members++
+		policy := strings.HasPrefix(session.CancelReason, "the group ended")
+		if policy {
+			g.byPolicy++
+		}
 		switch {
+		case policy && session.Status == router.Cancelled:
 		case session.State != store.SessionEnded:
 			if !session.CancelRequested {
 				g.going++
@@ -217,6 +224,8 @@ func (m *groupModel) check(t *rapid.T) {
 		// A spare member stands in for whatever ended unusable, a wish included.
 		short := g.unusable > 0 && released-g.unusable-g.wished < g.size
 		switch {
+		case refills > max(0, g.unusable+g.wished-(released-g.size)), g.byPolicy > 0 && !short:
+			t.Fatalf("group %s did not use its spare members: %d refills, %+v", id, refills, *g)
 		case refills < 0 || refills > m.allowed(g.size) || refills > g.unusable:
 			t.Fatalf("group %s has %d refills of %d allowed for %d unusable members", id, refills, m.allowed(g.size), g.unusable)
 		case g.usable >= g.size && g.going > 0:
