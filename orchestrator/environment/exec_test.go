@@ -59,14 +59,16 @@ func TestExecEpisode(t *testing.T) {
 // TestExecLimitsAreObservations: a command of the model's that runs wild is
 // something for the model to see.
 func TestExecLimitsAreObservations(t *testing.T) {
-	s := execSpec()
-	s.Exec.Program.Limits.WallSeconds = 0.3
 	for script, want := range map[string]string{
 		"sleep 1000":                            "[ended: the limit of wall time was reached]",
 		"trap '' TERM INT; while :; do :; done": "[ended: the limit of wall time was reached]",
 		"yes":                                   "[ended: the limit of output was reached]",
 	} {
 		t.Run(script, func(t *testing.T) {
+			s := execSpec()
+			if strings.Contains(want, "wall time") {
+				s.Exec.Program.Limits.WallSeconds = 1
+			}
 			e := open(t, newRegistry(t, Config{}), s)
 			reset(t, e)
 			o := step(t, e, say(1, script))

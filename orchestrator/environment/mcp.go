@@ -238,10 +238,21 @@ func (m *mcpDriver) explain(ctx, limited context.Context, err error) error {
 	died := failure.New(failure.Died, "", err)
 	if m.service != nil {
 		const complaintBytes = 300
+		// Its output can end before all of its complaints are read.
+		timer := time.NewTimer(lastWordsWait)
+		defer timer.Stop()
+		select {
+		case <-m.service.Done():
+		case <-timer.C:
+		case <-ctx.Done():
+		}
 		died.Message = excerpt.Line(m.service.Complaints(), complaintBytes)
 	}
 	return died
 }
+
+// lastWordsWait is how long a program whose output has ended may take to end itself.
+const lastWordsWait = time.Second
 
 // refusedStatus sorts the statuses like package exchange does.
 func refusedStatus(status int, err error) error {
