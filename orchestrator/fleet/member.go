@@ -200,6 +200,11 @@ func (m *member) missed(ctx context.Context, failures int, err error) {
 
 func (m *member) markUp(ctx context.Context) {
 	m.mu.Lock()
+	if m.breaker.Stats().State == engine.BreakerOpen {
+		// It opened while the metrics were read; who opened it takes the instance down.
+		m.mu.Unlock()
+		return
+	}
 	was, draining, info := m.up, m.draining, m.info
 	m.up, m.retell = true, m.retell || !m.up
 	m.mu.Unlock()
