@@ -4,7 +4,10 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"net/url"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humaecho"
@@ -57,6 +60,13 @@ func (s *Server) gate(ctx huma.Context, next func(huma.Context)) {
 		writeProblem(c, newProblem(http.StatusInternalServerError, kindInternal, "the operation has no terms"))
 		return
 	}
+	if path, query := c.Request().URL.Path, c.Request().URL.RawQuery; !plainText(path) {
+		writeProblem(c, newProblem(http.StatusNotFound, kindNotFound, "the path is no text that a name could have"))
+		return
+	} else if text, err := url.QueryUnescape(query); err != nil || !plainText(text) {
+		writeProblem(c, newProblem(http.StatusUnprocessableEntity, kindInvalidRequest, "query: must be text without U+0000"))
+		return
+	}
 	who, refused := s.doorkeeper.admit(c.Request(), want.roles)
 	stateOf(ctx.Context()).caller = who
 	if refused != nil {
@@ -84,6 +94,9 @@ func (s *Server) gate(ctx huma.Context, next func(huma.Context)) {
 	defer cancel()
 	next(huma.WithContext(ctx, bounded))
 }
+
+// plainText tells whether the database can keep a text.
+func plainText(text string) bool { return utf8.ValidString(text) && !strings.ContainsRune(text, 0) }
 
 func newSlots(limits *Limits) map[workKind]*semaphore.Weighted {
 	return map[workKind]*semaphore.Weighted{

@@ -67,8 +67,10 @@ func marshal(w io.Writer, v any) error {
 
 // unmarshal reads a small body. A member that occurs twice is refused, since it
 // would silently replace the first.
-func unmarshal(data []byte, v any) error {
-	err := strictjson.Unmarshal(data, v)
+func unmarshal(data []byte, v any) error { return unmarshalWith(data, v) }
+
+func unmarshalWith(data []byte, v any, options ...strictjson.Options) error {
+	err := strictjson.Unmarshal(data, v, options...)
 	var syntactic *jsontext.SyntacticError
 	if errors.As(err, &syntactic) {
 		return &offsetError{problem: syntactic, offset: syntactic.ByteOffset}

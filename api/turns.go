@@ -11,9 +11,9 @@ import (
 	"reflect"
 	"sync"
 	"time"
-	"unicode/utf8"
 
 	"github.com/danielgtaylor/huma/v2"
+	strictjson "github.com/go-json-experiment/json"
 	"github.com/google/uuid"
 
 	"holdfast/api/wire"
@@ -85,7 +85,7 @@ func (s *Server) generate(ctx context.Context, in *generateInput) (*huma.StreamR
 		return nil, ErrNotOwner
 	}
 	var asked wire.NewTurn
-	if err := unmarshal(in.RawBody, &asked); err != nil {
+	if err := unmarshalWith(in.RawBody, &asked, strictjson.RejectUnknownMembers(true)); err != nil {
 		var offset *offsetError
 		if errors.As(err, &offset) {
 			return nil, newProblem(http.StatusBadRequest, kindInvalidJSON, "body "+err.Error())
@@ -148,11 +148,13 @@ func harnessCall(asked *wire.NewTurn) (workflows.HarnessCall, error) {
 		}
 	}
 	switch {
-	case asked.RequestID == "" || len(asked.RequestID) > 128 || !utf8.ValidString(asked.RequestID):
-		return call, invalid("body.request_id", "must be 1 to 128 bytes of text")
+	case asked.RequestID == "" || len(asked.RequestID) > 128 || !plainText(asked.RequestID):
+		return call, invalid("body.request_id", "must be 1 to 128 bytes of text without U+0000")
 	case given > 1:
 		return call, invalid("body", "must have at most one of token_ids, append_token_ids, packed_token_ids and packed_append_token_ids")
-	case asked.MaxTokens < 0 || asked.MinTokens < 0 || asked.MaxTokens > 0 && asked.MinTokens > asked.MaxTokens:
+	case asked.MaxTokens < 0:
+		return call, invalid("body.max_tokens", fmt.Sprintf("must not be negative, is %d", asked.MaxTokens))
+	case asked.MinTokens < 0 || asked.MaxTokens > 0 && asked.MinTokens > asked.MaxTokens:
 		return call, invalid("body.min_tokens", "must be from 0 to max_tokens")
 	case asked.Temperature != nil && !(*asked.Temperature >= 0 && *asked.Temperature <= 100):
 		return call, invalid("body.temperature", "must be from 0 to 100")
@@ -199,6 +201,8 @@ func turnProblem(err error, session uuid.UUID) *problem {
 		return newProblem(http.StatusConflict, kindLimit, limit.Error())
 	case errors.As(err, &rewritten):
 		return invalid("body.token_ids", rewritten.Error())
+	case errors.As(err, &failed) && failed.Refused:
+		return newProblem(http.StatusUnprocessableEntity, kindInvalidRequest, "the engine refuses the call: "+failed.Error())
 	case errors.As(err, &failed):
 		return newProblem(http.StatusBadGateway, kindEngineNoAnswer, failed.Error())
 	}
@@ -386,7 +390,7 @@ func (s *Server) finishSession(ctx context.Context, in *finishInput) (*sessionOu
 		return nil, newProblem(http.StatusConflict, kindConflict, workflows.ErrNotHarness.Error())
 	}
 	if err := s.store.RequestFinish(ctx, in.Session, finish); err != nil {
-		return nil, noSession(err, in.Session)
+		return nil, relocated(noSession(err, in.Session), "score_detail", "body.detail")
 	}
 	session, err := s.store.Session(ctx, in.Session)
 	if err != nil {

@@ -114,6 +114,9 @@ func TestCallsThatMakeNoSenseNameTheField(t *testing.T) {
 		{`{"request_id":"a","top_p":0}`, "body.top_p must be above 0"},
 		{`{"request_id":"a","encoding":"yaml"}`, "body.encoding must be json or packed"},
 		{`{"request_id":"a","request_id":"b"}`, "body"},
+		{`{"request_id":"a","append_tokens_ids":[1]}`, "body:"},
+		{`{"request_id":"a\u0000b"}`, "body.request_id must be 1 to 128 bytes of text"},
+		{`{"request_id":"a","max_tokens":-1}`, "body.max_tokens must not be negative"},
 	} {
 		response, text := s.post(uuid.New(), c.body)
 		problem := parseProblem(t, response, []byte(text))
@@ -146,6 +149,7 @@ func TestRefusedCallsSayWhatToDo(t *testing.T) {
 		{&workflows.LimitError{Limit: "no room"}, 409, "limit-reached"},
 		{&workflows.RewrittenError{AtTokens: 3, SessionTokens: 9}, 422, "invalid-request"},
 		{&workflows.CallFailedError{Problem: "3 calls failed"}, 502, "engine-does-not-answer"},
+		{&workflows.CallFailedError{Problem: "out of vocabulary", Refused: true}, 422, "invalid-request"},
 		{fmt.Errorf("reading: %w", store.ErrNotFound), 404, "not-found"},
 		{api.ErrNotOwner, 503, "not-owner"},
 		{errors.New("oops"), 500, "internal"},
@@ -198,6 +202,22 @@ func TestPackedCallAndAnswer(t *testing.T) {
 	}
 	if !bytes.Equal(made.PackedIDs, []byte{7, 0, 0, 0, 0, 1, 0, 0}) || made.TokenIDs != nil || !bytes.Equal(made.PackedLogprobs, []byte{0, 0, 0, 0xbf}) {
 		t.Errorf("answered %s", text)
+	}
+}
+
+func TestPathsAndQueriesThatAreNoText(t *testing.T) {
+	s := start(t, nil)
+	for path, status := range map[string]int{
+		"/pools/a%00/policy": 404, "/pools/a%FF/instances": 404, "/runs?pool=a%00": 422, "/runs?pool=%zz": 422,
+	} {
+		response, err := http.Get(s.url + "/api/v1" + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		response.Body.Close()
+		if response.StatusCode != status {
+			t.Errorf("%s: status %d, want %d", path, response.StatusCode, status)
+		}
 	}
 }
 

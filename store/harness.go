@@ -67,6 +67,8 @@ select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_to
        finish_reason, attempts, resumes, tokens_regenerated
 from turns where session_id = $1 and request_id = $2`
 
+	selectRequestsSQL = `select request_id from turns where session_id = $1 and request_id is not null`
+
 	selectGeneratedSQL = `
 select tokens, ids, logprobs from segments where session_id = $1 and turn = $2 and kind = 'generated' order by part`
 )
@@ -148,6 +150,19 @@ func (s *Store) Harness(ctx context.Context, id uuid.UUID) (Harness, error) {
 		}
 	}
 	return h, nil
+}
+
+// RequestIDs lists the requests that made the session's turns.
+func (s *Store) RequestIDs(ctx context.Context, id uuid.UUID) ([]string, error) {
+	rows, err := s.pool.Query(ctx, selectRequestsSQL, id)
+	if err != nil {
+		return nil, fmt.Errorf("listing the requests of session %s: %w", id, err)
+	}
+	requests, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("listing the requests of session %s: %w", id, err)
+	}
+	return requests, nil
 }
 
 // TurnOfRequest returns the turn that a harness's request made, with what it

@@ -8,6 +8,7 @@ import (
 	"math"
 	"net/url"
 	"regexp"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -152,10 +153,11 @@ func (i Instance) check() error {
 	case i.Control != ControlManage && i.Control != ControlObserve:
 		return &FieldError{Path: "control", Problem: fmt.Sprintf("must be manage or observe, is %q", i.Control)}
 	}
-	return i.KVEvents.check()
+	return i.KVEvents.check(i.Ranks)
 }
 
-func (k KVEvents) check() error {
+// check looks at the endpoints of all ranks.
+func (k KVEvents) check(ranks int) error {
 	if k == (KVEvents{}) {
 		return nil
 	}
@@ -168,6 +170,9 @@ func (k KVEvents) check() error {
 		address, err := url.Parse(e.endpoint)
 		if err != nil || address.Scheme != "tcp" || address.Host == "" || address.Port() == "" || address.Path != "" || len(e.endpoint) > maxInstanceURLBytes {
 			return &FieldError{Path: e.path, Problem: fmt.Sprintf("must be a ZMQ endpoint such as tcp://10.0.0.7:5557, is %q", e.endpoint)}
+		}
+		if port, err := strconv.Atoi(address.Port()); err != nil || port+ranks-1 > math.MaxUint16 {
+			return &FieldError{Path: e.path, Problem: fmt.Sprintf("must leave a port for each of %d ranks below 65,536, is %q", ranks, e.endpoint)}
 		}
 	}
 	if len(k.Topic) > maxTopicBytes {

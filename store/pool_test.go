@@ -181,6 +181,8 @@ func TestRegisterInstanceRefusals(t *testing.T) {
 		{"kv_events.topic", func(i *store.Instance) {
 			i.KVEvents = store.KVEvents{Endpoint: "tcp://host:1", Topic: strings.Repeat("t", 257)}
 		}},
+		{"kv_events.endpoint", func(i *store.Instance) { i.KVEvents.Endpoint = "tcp://host:99999" }},
+		{"kv_events.endpoint", func(i *store.Instance) { i.KVEvents.Endpoint, i.Ranks = "tcp://host:65535", 5 }},
 		{"ranks", func(i *store.Instance) { i.Ranks = -1 }},
 		{"control", func(i *store.Instance) { i.Control = "leave" }},
 	} {

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"strings"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -162,6 +164,9 @@ func (c *TurnCommit) check() error {
 		if err := checkVersions(c.Versions, len(c.Generated)); err != nil {
 			return err
 		}
+	}
+	if strings.ContainsRune(c.RequestID, 0) || !utf8.ValidString(c.RequestID) {
+		return &FieldError{Path: "request_id", Problem: "must be text without U+0000"}
 	}
 	if c.CachedTokens > c.PromptTokens {
 		return &FieldError{Path: "cached_tokens", Problem: fmt.Sprintf("must be at most the %d prompt tokens, is %d", c.PromptTokens, c.CachedTokens)}

@@ -77,6 +77,10 @@ func (e *RewrittenError) Error() string {
 
 // CallFailedError says that engines did not complete a call within the service's
 // attempts. The session goes on: the harness may ask again.
-type CallFailedError struct{ Problem string }
+type CallFailedError struct {
+	Problem string
+	// Refused: the call itself is at fault, and would fail again.
+	Refused bool
+}
 
 func (e *CallFailedError) Error() string { return e.Problem }

@@ -20,8 +20,8 @@ type sessionContext struct {
 	// next turn's tokens are appended.
 	tokens []int32
 	chain  blockChain
-	// lastRequest made the last turn, where a harness runs the loop; empty if unknown.
-	lastRequest string
+	// requests made the turns so far, where a harness runs the loop.
+	requests map[string]bool
 	// output is what the turn has generated so far, if it was cut; nil after a commit.
 	output *output
 }

@@ -47,6 +47,8 @@ type generation struct {
 	// failures and cuts happened in a row; cutsInAll bounds the latter.
 	failures, cuts, cutsInAll int
 	avoid                     router.InstanceID
+	// refused: an engine would not take the request itself.
+	refused bool
 	// onHold waits for admission and is told of holds; nil leaves a held turn to the
 	// workflow. onTokens, if set, sees the output grow.
 	onHold   func(router.Reason)
@@ -283,6 +285,7 @@ func (g *generation) interrupted(ctx context.Context, end callEnd, err error, to
 	var engineErr *engine.Error
 	if errors.As(err, &engineErr) {
 		if engineErr.Class == engine.FailTurn {
+			g.refused = true
 			reply := over(router.Failed, err.Error())
 			return &reply, nil
 		}

@@ -60,10 +60,14 @@ func (a *Activities) HarnessTurn(ctx context.Context, id uuid.UUID, call workflo
 		return workflows.HarnessTurn{}, workflows.ErrTurnUnderWay
 	}
 	defer a.callers.leave(id)
-	ctx, release := a.running.track(ctx, id)
+	tracked, release := a.running.track(ctx, id)
 	defer release()
-	turn, err := a.harnessTurn(ctx, id, &call, progress)
+	turn, err := a.harnessTurn(tracked, id, &call, progress)
 	if err != nil {
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			// It is the session that ended under the call, not the caller that left.
+			err = workflows.ErrSessionOver
+		}
 		return workflows.HarnessTurn{}, fmt.Errorf("session %s: %w", id, err)
 	}
 	return turn, nil
@@ -76,11 +80,10 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 	}
 	turn := sc.work.Turns
 	committed := len(sc.tokens)
-	if sc.lastRequest == "" || sc.lastRequest == call.RequestID {
-		if made, err := a.turnOfRequest(ctx, id, call.RequestID); err == nil || !errors.Is(err, store.ErrNotFound) {
-			a.contexts.put(sc)
-			return made, err
-		}
+	if sc.requests[call.RequestID] {
+		made, err := a.turnOfRequest(ctx, id, call.RequestID)
+		a.contexts.put(sc)
+		return made, err
 	}
 	if err := appendCall(sc, call); err != nil {
 		a.contexts.put(sc)
@@ -105,7 +108,7 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 		return workflows.HarnessTurn{}, err
 	}
 	if reply != nil {
-		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: reply.Problem}
+		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: reply.Problem, Refused: g.refused}
 	}
 	commit := g.commit(committed)
 	commit.RequestID = call.RequestID
@@ -126,7 +129,7 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 		CachedTokens: commit.CachedTokens, PolicyVersion: commit.PolicyVersion, Instance: commit.Instance,
 	}
 	sc.tokens = append(sc.tokens, g.out.ids...)
-	sc.output, sc.lastRequest = nil, call.RequestID
+	sc.output, sc.requests[call.RequestID] = nil, true
 	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
 	a.contexts.put(sc)
 	return made, nil
@@ -176,7 +179,18 @@ func (a *Activities) beginHarnessed(ctx context.Context, work store.WorkSession)
 		return nil, &workflows.CallFailedError{Problem: problem}
 	}
 	tokens, err := a.cfg.Store.Context(ctx, work.ID)
-	return &sessionContext{work: work, tokens: tokens}, err
+	if err != nil {
+		return nil, err
+	}
+	requests, err := a.cfg.Store.RequestIDs(ctx, work.ID)
+	if err != nil {
+		return nil, err
+	}
+	sc := &sessionContext{work: work, tokens: tokens, requests: make(map[string]bool, len(requests))}
+	for _, request := range requests {
+		sc.requests[request] = true
+	}
+	return sc, nil
 }
 
 func (a *Activities) turnOfRequest(ctx context.Context, id uuid.UUID, requestID string) (workflows.HarnessTurn, error) {

@@ -51,6 +51,9 @@ func TestHarnessTurnsGoOnAndARepeatedRequestGivesItsTurn(t *testing.T) {
 		t.Fatalf("the context is %v, want %v; the third prompt has %d tokens", context, want, third.PromptTokens)
 	}
 	asked := len(p.questions)
+	if oldest := f.call(a, id, workflows.HarnessCall{RequestID: "a"}); !oldest.Repeated || oldest.Turn != 0 || !slices.Equal(oldest.OutputIDs, first.OutputIDs) {
+		t.Fatalf("the oldest request again: %+v", oldest)
+	}
 	// A request is known to the worker that made its turn, and to another one.
 	for _, worker := range []*Activities{a, f.worker(newEngines(t), p, testCheckpointTokens)} {
 		again := f.call(worker, id, workflows.HarnessCall{RequestID: "c", Context: append(slices.Clone(context), 9)})
