@@ -1,7 +1,9 @@
 """A trainer's loop: groups of four, a step, new weights, and a checkpoint that survives a crash.
 
     bin/holdfast dev --time-scale 20            # in one terminal
-    python3 api/python/examples/plain_loop.py   # in another; kill it at any time and start it again
+    PYTHONPATH=api/python python3 api/python/examples/plain_loop.py   # in another; kill it at any time and start it again
+
+A pool serves one active run: end another one first (POST /api/v1/runs/RUN/end).
 """
 
 import json
