@@ -79,6 +79,9 @@ type owned struct {
 	acts    *activities.Activities
 }
 
+// breakerOpenFor is how long an engine that keeps failing is left alone.
+const breakerOpenFor = 3 * time.Second
+
 // errLost ends a term of ownership.
 var errLost = errors.New("ownership of the pool was lost")
 
@@ -164,6 +167,9 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		Changed:   func() <-chan struct{} { return s.cfg.Listener.WaitFor(store.InstancesTopic(s.cfg.Pool)) },
 		Tell:      func(ctx context.Context, event router.Event) error { return updates.Tell(ctx, event) },
 		NewClient: s.cfg.NewClient, ObserveInterval: s.cfg.ObserveInterval, Logger: log,
+		// A crash breaks many calls at once and the engine may be back in seconds: a
+		// probe costs one call.
+		Breaker: engine.BreakerConfig{OpenFor: breakerOpenFor},
 	})
 	if err != nil {
 		return err
