@@ -28,7 +28,7 @@ const (
 	faultDownSeconds   = 3
 	faultUpdateAt      = 0.5
 	faultDemoEngines   = 3
-	faultDemoTimeScale = 10
+	faultDemoTimeScale = 8
 )
 
 // FaultSummary is the result of a run with faults: the demo's, and what they cost.
