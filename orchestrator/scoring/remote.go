@@ -101,14 +101,19 @@ func (h *httpScorer) scoreBatch(ctx context.Context, samples []Sample) []Outcome
 	var answer resultsDocument
 	err := h.poster.Post(ctx, h.spec.URL, samplesDocument{Task: h.spec.Task, Samples: samples}, &answer)
 	results := make(map[string]*resultDocument, len(answer.Results))
+	twice := map[string]bool{}
 	for i := range answer.Results {
-		results[answer.Results[i].ID] = &answer.Results[i]
+		id := answer.Results[i].ID
+		twice[id] = twice[id] || results[id] != nil
+		results[id] = &answer.Results[i]
 	}
 	for i, sample := range samples {
 		result, ok := results[sample.ID]
 		switch {
 		case err != nil:
 			outcomes[i] = failedWith(ctx, sample, err)
+		case twice[sample.ID]:
+			outcomes[i] = failed(failure.Newf(failure.Malformed, scoringOf(sample), "the answer has more than one result with this id"))
 		case !ok:
 			outcomes[i] = failed(failure.Newf(failure.Malformed, scoringOf(sample), "the answer has no result with this id"))
 		default:

@@ -202,6 +202,7 @@ func TestHTTPScorerIsHeldToItsSchema(t *testing.T) {
 		"NaN":      {`{"results":[{"id":"s","reward":NaN}]}`, failure.Malformed, "not as documented"},
 		"infinity": {`{"results":[{"id":"s","reward":1e999}]}`, failure.Malformed, "not as documented"},
 		"detail":   {`{"results":[{"id":"s","reward":1,"detail":[1]}]}`, failure.Malformed, "detail must be a JSON object"},
+		"twice":    {`{"results":[{"id":"s","reward":1},{"id":"s","reward":2}]}`, failure.Malformed, "more than one result with this id"},
 		"flood":    {`{"results":[{"id":"s","reward":1,"detail":{"x":"` + strings.Repeat("x", 5<<20) + `"}}]}`, failure.TooLarge, "more than 4194304"},
 		"big":      {`{"results":[{"id":"s","reward":1,"detail":{"x":"` + strings.Repeat("x", 65<<10) + `"}}]}`, failure.Malformed, "detail has"},
 	} {
