@@ -29,6 +29,9 @@ func do[T any](ctx context.Context, c *Client, k call) (T, error) {
 			return answer, nil
 		}
 		again, delay := c.worthRepeating(&k, attempt, err)
+		if ctx.Err() != nil && !errors.Is(err, ctx.Err()) {
+			err = errors.Join(ctx.Err(), err)
+		}
 		if ctx.Err() != nil || !again {
 			return answer, fmt.Errorf("%s %s: %w", k.method, c.url(&k), err)
 		}
