@@ -2,11 +2,9 @@ package api
 
 import (
 	"context"
-	"encoding/binary"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math"
 	"net/http"
 	"reflect"
 	"sync"
@@ -174,10 +172,7 @@ func harnessCall(asked *wire.NewTurn) (workflows.HarnessCall, error) {
 		if len(packed.bytes)%4 != 0 {
 			return call, invalid(packed.path, fmt.Sprintf("must be whole little-endian int32, has %d bytes", len(packed.bytes)))
 		}
-		*packed.ids = make([]int32, len(packed.bytes)/4)
-		for i := range *packed.ids {
-			(*packed.ids)[i] = int32(binary.LittleEndian.Uint32(packed.bytes[4*i:]))
-		}
+		*packed.ids = wire.UnpackIDs(packed.bytes)
 	}
 	for path, ids := range map[string][]int32{"body.token_ids": call.Context, "body.append_token_ids": call.Append, "body.stop_token_ids": call.StopTokenIDs} {
 		for i, id := range ids {
@@ -289,16 +284,7 @@ func (a *turnAnswer) fill(w *wire.HarnessTurn, ids []int32, logprobs []float32) 
 		w.TokenIDs, w.Logprobs = ids, logprobs
 		return
 	}
-	w.PackedIDs = make([]byte, 4*len(ids))
-	for i, id := range ids {
-		binary.LittleEndian.PutUint32(w.PackedIDs[4*i:], uint32(id))
-	}
-	if logprobs != nil {
-		w.PackedLogprobs = make([]byte, 4*len(logprobs))
-		for i, logprob := range logprobs {
-			binary.LittleEndian.PutUint32(w.PackedLogprobs[4*i:], math.Float32bits(logprob))
-		}
-	}
+	w.PackedIDs, w.PackedLogprobs = wire.PackIDs(ids), wire.PackFloats(logprobs)
 }
 
 // turn sends the turn and ends the answer.
@@ -376,12 +362,11 @@ func (a *turnAnswer) write(text []byte) {
 }
 
 func (s *Server) finishSession(ctx context.Context, in *finishInput) (*sessionOutput, error) {
-	finish := store.Finish{Reward: in.Body.Reward, Detail: in.Body.Detail, Problem: in.Body.Problem}
-	for _, status := range []router.EndStatus{router.Completed, router.Truncated, router.Failed} {
-		if status.String() == in.Body.Status {
-			finish.Status = status
-		}
+	status, err := router.ParseEndStatus(in.Body.Status)
+	if err != nil {
+		return nil, invalid("body.status", err.Error())
 	}
+	finish := store.Finish{Status: status, Reward: in.Body.Reward, Detail: in.Body.Detail, Problem: in.Body.Problem}
 	work, err := s.store.SessionForWork(ctx, in.Session)
 	if err != nil {
 		return nil, noSession(err, in.Session)

@@ -59,6 +59,16 @@ func (s EndStatus) String() string {
 	return fmt.Sprintf("EndStatus(%d)", uint8(s))
 }
 
+// ParseEndStatus is the inverse of String.
+func ParseEndStatus(text string) (EndStatus, error) {
+	for s := Completed; s <= Cancelled; s++ {
+		if s.String() == text {
+			return s, nil
+		}
+	}
+	return 0, fmt.Errorf("%q is no end status", text)
+}
+
 // DecisionKind is the closed set of what the core can decide.
 type DecisionKind uint8
 

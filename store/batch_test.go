@@ -232,12 +232,15 @@ func TestPromptForms(t *testing.T) {
 			t.Errorf("form %d: the prompt's tokens changed", i)
 		}
 	}
-	// The engine's own ids of a text prompt arrive with the first turn.
+	// The engine's own ids of a text prompt are kept with its task before the first turn.
 	text := f.dispatchedByState(store.SessionDispatched)[2]
+	work, err := f.SessionForWork(ctx, text)
+	must(t, err)
+	must(t, f.SetPromptTokens(ctx, work.TaskID, []int32{9, 8}))
 	f.decide(f.admit(text, 0, "w1"))
 	commit := turn(text, 0)
-	commit.Prompt, commit.PromptTokens = []int32{9, 8}, 2
-	_, err := f.CommitTurn(ctx, commit)
+	commit.PromptTokens = 2
+	_, err = f.CommitTurn(ctx, commit)
 	must(t, err)
 	whole, err := f.Context(ctx, text)
 	must(t, err)

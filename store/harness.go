@@ -143,12 +143,11 @@ func (s *Store) Harness(ctx context.Context, id uuid.UUID) (Harness, error) {
 	if err := json.Unmarshal(finish, &stored); err != nil {
 		return Harness{}, fmt.Errorf("reading the asked end of session %s: %w", id, err)
 	}
-	h.Finish = &Finish{Reward: stored.Reward, Detail: stored.Detail, Problem: stored.Problem}
-	for _, status := range []router.EndStatus{router.Completed, router.Truncated, router.Failed} {
-		if status.String() == stored.Status {
-			h.Finish.Status = status
-		}
+	status, err := router.ParseEndStatus(stored.Status)
+	if err != nil {
+		return Harness{}, fmt.Errorf("reading the asked end of session %s: %w", id, err)
 	}
+	h.Finish = &Finish{Status: status, Reward: stored.Reward, Detail: stored.Detail, Problem: stored.Problem}
 	return h, nil
 }
 

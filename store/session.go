@@ -191,12 +191,7 @@ func parseStatus(text string) (router.EndStatus, error) {
 	if text == "" {
 		return 0, nil
 	}
-	for _, status := range []router.EndStatus{router.Completed, router.Truncated, router.Stale, router.Failed, router.Cancelled} {
-		if status.String() == text {
-			return status, nil
-		}
-	}
-	return 0, fmt.Errorf("unknown status %q", text)
+	return router.ParseEndStatus(text)
 }
 
 // Sessions lists sessions of a run.

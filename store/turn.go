@@ -24,10 +24,8 @@ type TurnCommit struct {
 	// parts of it were generated under others, and are nil where none were.
 	PolicyVersion int64
 	Versions      []VersionSpan
-	// Prompt belongs to turn 0 of a task whose prompt the engine tokenised: the
-	// ids it used. Appended are the ids that the environment added before this
+	// Appended are the ids that the environment added before this
 	// call, Generated those that the call produced.
-	Prompt    []int32
 	Appended  []int32
 	Generated []int32
 	// Logprobs of Generated: as many, all finite; or none.
@@ -198,9 +196,9 @@ func (c *TurnCommit) arguments() []any {
 			oldest, newest = min(oldest, version), max(newest, version)
 		}
 	}
-	added := int64(len(c.Prompt) + len(c.Appended))
-	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, int64(len(c.Appended)), c.PromptTokens,
-		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), added, c.StartedAt,
+	appended := int64(len(c.Appended))
+	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, appended, c.PromptTokens,
+		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), appended, c.StartedAt,
 		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
 		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID}
 }
@@ -232,7 +230,6 @@ func (c *TurnCommit) parts() turnParts {
 		p.versions = append(p.versions, version)
 		start += int64(len(ids))
 	}
-	add(SegmentPrompt, c.Prompt, nil, c.PolicyVersion)
 	add(SegmentAppended, c.Appended, nil, c.PolicyVersion)
 	versions := c.Versions
 	if versions == nil {

@@ -2,9 +2,7 @@ package client
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
-	"math"
 	"net/http"
 	"time"
 
@@ -31,16 +29,7 @@ func (c *Client) Generate(ctx context.Context, session uuid.UUID, turn wire.NewT
 	case made.Problem != nil:
 		return made, fmt.Errorf("generating in session %s: %w", session, made.Problem)
 	}
-	made.TokenIDs = make([]int32, len(made.PackedIDs)/4)
-	for i := range made.TokenIDs {
-		made.TokenIDs[i] = int32(binary.LittleEndian.Uint32(made.PackedIDs[4*i:]))
-	}
-	if made.PackedLogprobs != nil {
-		made.Logprobs = make([]float32, len(made.PackedLogprobs)/4)
-		for i := range made.Logprobs {
-			made.Logprobs[i] = math.Float32frombits(binary.LittleEndian.Uint32(made.PackedLogprobs[4*i:]))
-		}
-	}
+	made.TokenIDs, made.Logprobs = wire.UnpackIDs(made.PackedIDs), wire.UnpackFloats(made.PackedLogprobs)
 	made.PackedIDs, made.PackedLogprobs = nil, nil
 	return made, nil
 }

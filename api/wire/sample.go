@@ -106,17 +106,49 @@ type ConsumerList struct {
 
 // Pack encodes tokens in the packed form. logprobs may be nil.
 func Pack(tokenIDs []int32, lossMask []uint8, logprobs []float32) *PackedTokens {
-	packed := &PackedTokens{Count: len(tokenIDs), LossMask: lossMask, TokenIDs: make([]byte, 4*len(tokenIDs))}
-	for i, id := range tokenIDs {
-		binary.LittleEndian.PutUint32(packed.TokenIDs[4*i:], uint32(id))
-	}
-	if logprobs != nil {
-		packed.Logprobs = make([]byte, 4*len(logprobs))
-		for i, logprob := range logprobs {
-			binary.LittleEndian.PutUint32(packed.Logprobs[4*i:], math.Float32bits(logprob))
-		}
+	return &PackedTokens{Count: len(tokenIDs), LossMask: lossMask, TokenIDs: PackIDs(tokenIDs), Logprobs: PackFloats(logprobs)}
+}
+
+// PackIDs encodes token ids as little-endian int32.
+func PackIDs(ids []int32) []byte {
+	packed := make([]byte, 4*len(ids))
+	for i, id := range ids {
+		binary.LittleEndian.PutUint32(packed[4*i:], uint32(id))
 	}
 	return packed
+}
+
+// UnpackIDs is the inverse of PackIDs; bytes after the last whole id are not read.
+func UnpackIDs(packed []byte) []int32 {
+	ids := make([]int32, len(packed)/4)
+	for i := range ids {
+		ids[i] = int32(binary.LittleEndian.Uint32(packed[4*i:]))
+	}
+	return ids
+}
+
+// PackFloats encodes values as little-endian float32; nil stays nil.
+func PackFloats(values []float32) []byte {
+	if values == nil {
+		return nil
+	}
+	packed := make([]byte, 4*len(values))
+	for i, value := range values {
+		binary.LittleEndian.PutUint32(packed[4*i:], math.Float32bits(value))
+	}
+	return packed
+}
+
+// UnpackFloats is the inverse of PackFloats.
+func UnpackFloats(packed []byte) []float32 {
+	if packed == nil {
+		return nil
+	}
+	values := make([]float32, len(packed)/4)
+	for i := range values {
+		values[i] = math.Float32frombits(binary.LittleEndian.Uint32(packed[4*i:]))
+	}
+	return values
 }
 
 // Unpack decodes the packed form; logprobs is nil if there are none. Arrays that
@@ -125,21 +157,10 @@ func (p *PackedTokens) Unpack() (tokenIDs []int32, lossMask []uint8, logprobs []
 	if len(p.TokenIDs) != 4*p.Count || len(p.LossMask) != p.Count {
 		return nil, nil, nil, fmt.Errorf("unpacking tokens: %d tokens need %d and %d bytes, found %d and %d", p.Count, 4*p.Count, p.Count, len(p.TokenIDs), len(p.LossMask))
 	}
-	tokenIDs = make([]int32, p.Count)
-	for i := range tokenIDs {
-		tokenIDs[i] = int32(binary.LittleEndian.Uint32(p.TokenIDs[4*i:]))
-	}
-	if p.Logprobs == nil {
-		return tokenIDs, p.LossMask, nil, nil
-	}
-	if len(p.Logprobs) != 4*p.Count {
+	if p.Logprobs != nil && len(p.Logprobs) != 4*p.Count {
 		return nil, nil, nil, errors.New("unpacking tokens: log-probabilities are not as many as tokens")
 	}
-	logprobs = make([]float32, p.Count)
-	for i := range logprobs {
-		logprobs[i] = math.Float32frombits(binary.LittleEndian.Uint32(p.Logprobs[4*i:]))
-	}
-	return tokenIDs, p.LossMask, logprobs, nil
+	return UnpackIDs(p.TokenIDs), p.LossMask, UnpackFloats(p.Logprobs), nil
 }
 
 // Arrays returns the sample's tokens whatever their encoding; all nil if the

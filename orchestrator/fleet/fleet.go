@@ -209,16 +209,6 @@ func (f *Fleet) MaxContextTokens() int64 {
 	return largest
 }
 
-// PolicyVersion is that of an instance's weights as the registry has it, 0 if the
-// instance is unknown or nobody has told.
-func (f *Fleet) PolicyVersion(instance router.InstanceID) int64 {
-	m := f.member(instance)
-	if m == nil {
-		return 0
-	}
-	return m.described().PolicyVersion
-}
-
 // Forget drops a session that has ended from the ledgers.
 func (f *Fleet) Forget(session router.SessionID) {
 	for _, m := range f.all() {

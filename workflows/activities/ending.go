@@ -18,7 +18,7 @@ func (a *Activities) Complete(ctx context.Context, end workflows.Completion) err
 	if err != nil {
 		return fmt.Errorf("completing: session id: %w", err)
 	}
-	status, err := parseStatus(end.Status)
+	status, err := router.ParseEndStatus(end.Status)
 	if err != nil {
 		return fmt.Errorf("completing session %s: %w", id, err)
 	}
@@ -34,13 +34,4 @@ func (a *Activities) Complete(ctx context.Context, end workflows.Completion) err
 	a.tell(ctx, &router.SessionEnded{Session: router.SessionID(id), Status: sample.Status})
 	a.cfg.Logger.Debug("session ended", "session", id, "status", sample.Status, "took", time.Since(began))
 	return nil
-}
-
-func parseStatus(text string) (router.EndStatus, error) {
-	for _, s := range []router.EndStatus{router.Completed, router.Truncated, router.Stale, router.Failed, router.Cancelled} {
-		if s.String() == text {
-			return s, nil
-		}
-	}
-	return 0, fmt.Errorf("%q is no end status", text)
 }

@@ -186,7 +186,7 @@ func parsed(t failer, reply workflows.TurnReply, err error) router.EndStatus {
 	if reply.Outcome != workflows.OutcomeOver {
 		t.Fatalf("the turn ended with %+v", reply)
 	}
-	status, err := parseStatus(reply.Status)
+	status, err := router.ParseEndStatus(reply.Status)
 	must(t, err)
 	return status
 }
