@@ -84,6 +84,7 @@ type Activities struct {
 	contexts *contextCache
 	running  *running
 	callers  callers
+	scorers  *scoring.Scorers
 	// programs holds a place for each scorer's program: as many as there are processors.
 	programs slots
 	// retryBase is a constant but for tests.
@@ -108,7 +109,7 @@ func New(cfg Config) (*Activities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("activities: %w", err)
 	}
-	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), programs: make(slots, runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
+	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), scorers: scoring.NewScorers(cfg.Scoring), programs: make(slots, runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
 }
 
 // Register gives the activities to a worker under their fixed names.

@@ -56,10 +56,6 @@ func (a *Activities) Score(ctx context.Context, session string) (workflows.Score
 
 func (a *Activities) score(ctx context.Context, work *store.WorkSession) (workflows.ScoreReply, error) {
 	wanted := work.Spec.Scorer
-	scorer, err := scoring.New(*wanted, a.cfg.Scoring)
-	if err != nil {
-		return workflows.ScoreReply{Problem: err.Error()}, nil
-	}
 	sample, problem, err := a.sampleToScore(ctx, work)
 	if err != nil || problem != "" {
 		return workflows.ScoreReply{Problem: problem}, err
@@ -72,7 +68,7 @@ func (a *Activities) score(ctx context.Context, work *store.WorkSession) (workfl
 		defer leave()
 	}
 	for attempt := 1; ; attempt++ {
-		outcome := scorer.Score(ctx, []scoring.Sample{sample})[0]
+		outcome := a.scorers.Score(ctx, *wanted, sample)
 		switch {
 		case ctx.Err() != nil:
 			return workflows.ScoreReply{}, ctx.Err()

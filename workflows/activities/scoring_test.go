@@ -76,7 +76,7 @@ func (f *fixture) scoringWorker(e *engines, cfg scoring.Config) *Activities {
 	e.lastToken = promptTokens + 4
 	a := f.worker(e, &placements{}, testCheckpointTokens)
 	cfg.FirstRetryDelay = time.Microsecond
-	a.cfg.Scoring = cfg
+	a.scorers = scoring.NewScorers(cfg)
 	return a
 }
 
