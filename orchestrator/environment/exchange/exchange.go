@@ -113,10 +113,12 @@ func (p *Poster) Post(ctx context.Context, url string, request, answer any) erro
 	return last
 }
 
+// timedOut says that the time passed: in an attempt that got no answer, or between
+// attempts, and then what the last one met is what is wrong.
 func timedOut(limit time.Duration, last error) error {
 	late := failure.Newf(failure.Timeout, "", "no answer within %v", limit)
 	if kind, ok := failure.KindOf(last); ok && kind != failure.Timeout {
-		late.Err = last // what the attempts before ended with
+		late.Kind, late.Err = kind, last
 	}
 	return late
 }

@@ -134,7 +134,7 @@ func TestTimeIsBounded(t *testing.T) {
 
 	away, _ := serve(t, func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
 	err = New(Config{Timeout: 500 * time.Millisecond, FirstDelay: time.Hour}).Post(t.Context(), away, nil, nil)
-	if kind, _ := failure.KindOf(err); kind != failure.Timeout || !strings.Contains(err.Error(), "status 503") {
+	if kind, _ := failure.KindOf(err); kind != failure.Unreachable || !strings.Contains(err.Error(), "status 503") {
 		t.Errorf("between attempts: %v", err)
 	}
 }
