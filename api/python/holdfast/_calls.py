@@ -139,6 +139,7 @@ class SamplesQuery:
     max_bytes: Optional[int] = None
     encoding: str = "packed"
     statuses: Tuple[str, ...] = ()
+    whole_groups: bool = False
 
 
 MAX_WAIT_SECONDS = 60.0
@@ -150,6 +151,7 @@ def samples(run: str, query: SamplesQuery, wait: float) -> Call[documents.Sample
     parameters = {
         "consumer": query.consumer, "after": query.after, "limit": query.limit, "max_bytes": query.max_bytes,
         "encoding": query.encoding, "status": ",".join(query.statuses), "wait": f"{wait:.3f}s" if wait > 0 else None,
+        "groups": "whole" if query.whole_groups else None,
     }
     return Call("GET", ["runs", run, "samples"], documents.page_of, parameters, wait_seconds=wait)
 

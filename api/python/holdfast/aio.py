@@ -214,14 +214,13 @@ class AsyncRun:
 
     async def groups(
         self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
-        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
     ) -> "AsyncGroups":
-        """Complete groups, each once: ``async for group in await run.groups()``."""
+        """Whole groups, each once: ``async for group in await run.groups()``."""
         name = self.consumer if consumer is None else consumer
-        if not name:
-            raise ValueError("groups are read under a consumer's name")
-        book = GroupBook(position, next((one for one in await self.consumers() if one.consumer == name), None))
-        query = _calls.SamplesQuery(name, book.cursor, limit, max_bytes)
+        known = next((one for one in await self.consumers() if one.consumer == name), None) if name else None
+        book = GroupBook(position, known)
+        query = _calls.SamplesQuery(name, book.position().cursor, limit, max_bytes, encoding, whole_groups=True)
         return AsyncGroups(self, Paging(self.id, query, wait, timeout), book)
 
     async def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
@@ -385,34 +384,26 @@ class AsyncGroups(_AsyncStream[Group], AsyncIterator[Group]):
     def __init__(self, run: AsyncRun, paging: Paging, book: GroupBook) -> None:
         super().__init__(run, paging)
         self._book = book
-        self._unread: List[documents.Sample] = []
         self._ready: List[Group] = []
 
     async def __anext__(self) -> Group:
         self._paging.begin()
         while not self._ready:
-            # Kept until they are taken, so that an error in between loses none.
-            self._unread = self._unread or await self._next_page()
-            if not self._unread:
+            samples = await self._next_page()
+            if not samples:
                 raise StopAsyncIteration
-            for task in self._book.doubtful(self._unread):
-                self._book.settle(task, [session async for session in self._run.sessions(task=task)])
-            samples, self._unread = self._unread, []
             self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
         group = self._ready.pop()
         self._book.hand(group)
         return group
-
-    @property
-    def open(self) -> int:
-        """Groups of which some members have come and others have not."""
-        return self._book.open
 
     def position(self) -> Position:
         """The place after all groups handed out so far, for the trainer's checkpoint."""
         return self._book.position()
 
     async def ack(self) -> Optional[documents.Consumer]:
-        """Acknowledge as far as all samples belong to groups handed out; None if nothing can be yet."""
-        cursor = self._book.position().cursor
-        return await self._run.ack(cursor, consumer=self._paging.query.consumer) if cursor else None
+        """Acknowledge all groups handed out, once they are durable in the trainer; None if there is none yet."""
+        name, cursor = self._paging.query.consumer, self._book.position().cursor
+        if not name:
+            raise ValueError("groups that are read without a consumer cannot be acknowledged")
+        return await self._run.ack(cursor, consumer=name) if cursor else None

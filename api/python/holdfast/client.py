@@ -258,20 +258,20 @@ class Run:
 
     def groups(
         self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
-        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
     ) -> "Groups":
-        """Complete groups, each once, in the order in which they become complete.
+        """Whole groups, each once, in the order in which the last of their members ended.
 
         Begins at ``position``, which a trainer keeps in its checkpoint, else where
-        the consumer acknowledged last; :mod:`holdfast.groups` tells what each
-        promises after a crash. Members of incomplete groups are kept in memory.
-        A consumer is needed. Other parameters are those of :meth:`samples`.
+        the consumer acknowledged last. A group comes with all its members, also the
+        spare, refilled and unusable ones. A consumer keeps to one order: one that
+        has read :meth:`samples` is refused here (ConflictError). Other parameters
+        are those of :meth:`samples`.
         """
         name = self.consumer if consumer is None else consumer
-        if not name:
-            raise ValueError("groups are read under a consumer's name")
-        book = GroupBook(position, next((one for one in self.consumers() if one.consumer == name), None))
-        query = _calls.SamplesQuery(name, book.cursor, limit, max_bytes)
+        known = next((one for one in self.consumers() if one.consumer == name), None) if name else None
+        book = GroupBook(position, known)
+        query = _calls.SamplesQuery(name, book.position().cursor, limit, max_bytes, encoding, whole_groups=True)
         return Groups(self, Paging(self.id, query, wait, timeout), book)
 
     def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
@@ -447,38 +447,30 @@ class Groups(_Stream[Group], Iterator[Group]):
     def __init__(self, run: Run, paging: Paging, book: GroupBook) -> None:
         super().__init__(run, paging)
         self._book = book
-        self._unread: List[documents.Sample] = []
         self._ready: List[Group] = []
 
     def __next__(self) -> Group:
         self._paging.begin()
         while not self._ready:
-            # Kept until they are taken, so that an error in between loses none.
-            self._unread = self._unread or self._next_page()
-            if not self._unread:
+            samples = self._next_page()
+            if not samples:
                 raise StopIteration
-            for task in self._book.doubtful(self._unread):
-                self._book.settle(task, list(self._run.sessions(task=task)))
-            samples, self._unread = self._unread, []
             self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
         group = self._ready.pop()
         self._book.hand(group)
         return group
-
-    @property
-    def open(self) -> int:
-        """Groups of which some members have come and others have not."""
-        return self._book.open
 
     def position(self) -> Position:
         """The place after all groups handed out so far, for the trainer's checkpoint."""
         return self._book.position()
 
     def ack(self) -> Optional[documents.Consumer]:
-        """Acknowledge as far as all samples belong to groups handed out.
+        """Acknowledge all groups handed out.
 
-        Call it when the groups are durable in the trainer, and its position with
-        them. None if nothing can be acknowledged yet.
+        Call it when they are durable in the trainer, and their position with them.
+        None if there is none yet.
         """
-        cursor = self._book.position().cursor
-        return self._run.ack(cursor, consumer=self._paging.query.consumer) if cursor else None
+        name, cursor = self._paging.query.consumer, self._book.position().cursor
+        if not name:
+            raise ValueError("groups that are read without a consumer cannot be acknowledged")
+        return self._run.ack(cursor, consumer=name) if cursor else None

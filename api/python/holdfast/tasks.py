@@ -62,6 +62,13 @@ class Contract:
     staleness_bound: Optional[int] = None
     """Policy versions that a sample may lag behind the pool's; None means unbounded."""
     group_policy: str = ""
+    """What an unusable member does: partial (the service's default), refill or end."""
+    stale_policy: str = ""
+    """What becomes of a session that new weights make older than the bound: finish (the service's default) or end."""
+    group_refills: Optional[int] = None
+    """With refill: members released anew for one group; None means as many as its size."""
+    spare_members: int = 0
+    """Members released with every group of two or more beyond its size; the rest is cancelled once enough are usable."""
 
     def to_json(self) -> Dict[str, Any]:
         """The contract in the interface's form."""
@@ -69,10 +76,12 @@ class Contract:
             "classes": [{"class": name, "share": share} for name, share in self.shares.items()],
             "max_concurrency": self.max_concurrency,
         }
-        if self.staleness_bound is not None:
-            contract["staleness_bound"] = self.staleness_bound
-        if self.group_policy:
-            contract["group_policy"] = self.group_policy
+        for name in ("staleness_bound", "group_refills"):
+            if getattr(self, name) is not None:
+                contract[name] = getattr(self, name)
+        for name in ("group_policy", "stale_policy", "spare_members"):
+            if getattr(self, name):
+                contract[name] = getattr(self, name)
         return contract
 
 

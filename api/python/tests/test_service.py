@@ -131,24 +131,39 @@ class RunTest(ServiceCase):
             self.assertEqual({one.task for one in group.samples}, {group.task})
         acknowledged = again.ack()
         assert acknowledged is not None
-        self.assertEqual((acknowledged.acknowledged_seq, again.open), (24, 0))
-        if position["seq"] < 24:
-            with self.assertRaises(holdfast.PositionError):
-                self.run_.groups(position=holdfast.Position.from_json(position))
+        self.assertEqual((acknowledged.acknowledged_seq, acknowledged.groups), (24, "whole"))
+        with self.assertRaises(holdfast.PositionError):
+            self.run_.groups(position=holdfast.Position.from_json(position))
+        with self.assertRaisesRegex(holdfast.ConflictError, "keeps to one order"):
+            next(self.run_.samples(timeout=0))
+        self.assertEqual(len(list(self.run_.groups(consumer="", timeout=0))), 12, "without a consumer all can be read")
 
-    def test_groups_without_a_position_never_wait_for_members_that_were_acknowledged(self) -> None:
-        self.run_.submit(service.tasks(6, group_size=3))
-        everything = take(18, self.run_.samples(timeout=60, encoding="none"))
-        # As if the trainer had taken whole groups and acknowledged up to the middle of some.
-        self.run_.ack(everything[7].cursor)
-        gone = {one.task for one in everything[:8]}
-        groups = self.another().groups(timeout=1)
-        expected = {one.task for one in everything} - gone
-        self.assertEqual({group.task for group in take(len(expected), groups)}, expected)
-        self.assertEqual(list(groups), [], "what is left of the others is passed over")
-        acknowledged = groups.ack()
-        assert acknowledged is not None
-        self.assertEqual((acknowledged.acknowledged_seq, groups.open), (18, 0))
+    def test_groups_that_were_refilled_and_that_are_partial(self) -> None:
+        ended = self.run_.samples(consumer="", timeout=60, encoding="none")
+        for policy, statuses, outcome in (
+            ("refill", ["completed", "failed", "completed"], "complete"), ("partial", ["completed", "failed"], "partial"),
+        ):
+            with self.subTest(policy):
+                contract = dataclasses.replace(service.CONTRACT, group_policy=policy, group_refills=1 if policy == "refill" else None)
+                self.assertEqual(self.run_.put_contract(contract).group_policy, policy)
+                task = holdfast.Task("agent", [1, 2], {"max_tokens": 4}, id=policy, group_size=2, environment={"kind": "external"})
+                batch = self.run_.submit([task])
+                groups = self.run_.groups(timeout=60)
+                # The harness ends each member in its turn; a failed one may bring forth another.
+                for number, status in enumerate(statuses):
+                    (member,) = (one for one in self.run_.sessions(batch=batch.id) if one.member == number)
+                    session = self.run_.session(member.id)
+                    session.generate("turn-0")
+                    session.complete(status, reward=1.0 if status == "completed" else None, problem="broke" if status == "failed" else "")
+                    self.assertEqual(next(ended).id, member.id)
+                group = next(groups)
+                self.assertEqual((group.task_id, group.size, group.outcome), (policy, 2, outcome))
+                self.assertEqual([(one.member, one.status) for one in group.samples], list(enumerate(statuses)))
+                self.assertEqual({(one.group_size, one.group_members, one.group_outcome) for one in group.samples}, {(2, len(statuses), outcome)})
+                self.assertEqual((len(group.usable), group.without_signal), (statuses.count("completed"), policy == "refill"))
+                groups.ack()
+        total = self.run_.backlog().total
+        self.assertEqual((total.released, total.failed, total.groups_ended, total.groups_without_signal), (5, 2, 2, 1))
 
     def test_submitting_again(self) -> None:
         tasks = service.tasks(3)

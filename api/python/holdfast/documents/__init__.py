@@ -1,0 +1,22 @@
+"""What the service answers with, as dataclasses.
+
+Fields are those of the REST interface (api/openapi.yaml), with the same units:
+they stand last in the names. ``class_name`` is the interface's ``class``, a word
+that Python keeps for itself. Times are in UTC.
+"""
+
+from __future__ import annotations
+
+from .pools import Instance, Policy, Pool, WeightInstance, WeightUpdate
+from .runs import (
+    Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, ContractVersion, Metrics, Mixture, MixtureSpan, RunInfo,
+)
+from .samples import USABLE, Consumer, Sample, SamplePage, Segment, Times, Usage, page_of, sample_of
+from .sessions import Delivery, Event, EventPage, HarnessTurn, History, SessionInfo, SessionPage, Turn, TurnPage, turn_of
+
+__all__ = [
+    "USABLE", "Backlog", "Batch", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Consumer", "ContractVersion",
+    "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Instance", "Metrics", "Mixture", "MixtureSpan", "Policy", "Pool",
+    "RunInfo", "Sample", "SamplePage", "Segment", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage",
+    "WeightInstance", "WeightUpdate", "page_of", "sample_of", "turn_of",
+]

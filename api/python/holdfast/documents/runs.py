@@ -1,0 +1,174 @@
+"""Runs, contracts and batches; where a run's samples are, its mixture and its rates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Dict, List, Optional
+
+from ._fields import class_field
+
+
+@dataclass
+class ClassShare:
+    """One class of a contract with its target share."""
+
+    class_name: str = class_field()
+    share: float = 0.0
+
+
+@dataclass
+class ContractVersion:
+    """One version of a run's contract; its shares sum to 1."""
+
+    version: int
+    classes: List[ClassShare]
+    given: List[ClassShare]
+    max_concurrency: int
+    group_policy: str
+    created_at: datetime
+    staleness_bound: Optional[int] = None
+    stale_policy: str = "finish"
+    group_refills: Optional[int] = None
+    """None means as many as a group's size."""
+    spare_members: int = 0
+
+
+@dataclass
+class RunInfo:
+    """A training run with its current contract. ``state`` is active or ended."""
+
+    id: str
+    name: str
+    pool: str
+    state: str
+    contract: ContractVersion
+    created_at: datetime
+    ended_at: Optional[datetime] = None
+
+
+@dataclass
+class Batch:
+    """A set of tasks that was released together."""
+
+    id: str
+    run: str
+    seq: int
+    idempotency_key: str
+    policy_version: int
+    tasks: int
+    sessions: int
+    """Members of all tasks together: the samples to expect."""
+    sessions_by_class: Dict[str, int]
+    created_at: datetime
+    replayed: bool = False
+    """The key had been used with this very body before; nothing was released anew."""
+
+
+@dataclass
+class ClassBacklog:
+    """Where the released samples of one class are: released = ended + backlog."""
+
+    class_name: str = class_field()
+    released: int = 0
+    ended: int = 0
+    backlog: int = 0
+    queued: int = 0
+    pending: int = 0
+    held: int = 0
+    active: int = 0
+    completed: int = 0
+    truncated: int = 0
+    stale: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    groups_ended: int = 0
+    """Groups whose members have all ended."""
+    groups_without_signal: int = 0
+    """Of these, those whose usable members, two or more, all have one and the same reward."""
+    oldest_hold_seconds: float = 0.0
+    drain_seconds: Optional[float] = None
+    """None while nothing has ended in the last ten minutes."""
+
+
+@dataclass
+class Backlog:
+    """One snapshot of a run."""
+
+    run: str
+    at: datetime
+    classes: List[ClassBacklog]
+    total: ClassBacklog
+
+
+@dataclass
+class ClassMixture:
+    """One class's part in the mixture."""
+
+    class_name: str = class_field()
+    rho: float = 0.0
+    released: int = 0
+    released_share: float = 0.0
+    completed: int = 0
+    completed_share: float = 0.0
+    consumed: int = 0
+    consumed_share: float = 0.0
+
+
+@dataclass
+class MixtureSpan:
+    """Shares over a stretch of time; distances are total variation in percentage points."""
+
+    classes: List[ClassMixture]
+    tv_released_pp: float
+    """Completed against released: what the service did to the mixture."""
+    tv_consumed_pp: float
+    """Consumed against rho: what the trainer got."""
+    tv_rho_pp: float
+    """Completed against rho."""
+
+
+@dataclass
+class Mixture:
+    """The mixture of a run, over all of it and over a window if one was asked for."""
+
+    run: str
+    total: MixtureSpan
+    window: Optional[MixtureSpan] = None
+    from_: Optional[datetime] = field(default=None, metadata={"json": "from"})
+    to: Optional[datetime] = None
+
+
+@dataclass
+class ClassMetrics:
+    """A class's sessions that ended in a window."""
+
+    class_name: str = class_field()
+    samples: int = 0
+    samples_per_minute: float = 0.0
+    latency_p50_seconds: float = 0.0
+    latency_p95_seconds: float = 0.0
+    latency_p99_seconds: float = 0.0
+    held_p50_seconds: float = 0.0
+    held_p95_seconds: float = 0.0
+    held_p99_seconds: float = 0.0
+    held_sessions: int = 0
+    turns: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    output_tokens: int = 0
+    prefix_hit: float = 0.0
+    cold_prefill_tokens: int = 0
+    token_seconds: float = 0.0
+    residency_seconds: float = 0.0
+
+
+@dataclass
+class Metrics:
+    """Rates, latencies and use of the engines over a window."""
+
+    run: str
+    from_: datetime = field(metadata={"json": "from"})
+    to: datetime
+    classes: List[ClassMetrics]
+    total: ClassMetrics
