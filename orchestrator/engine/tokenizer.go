@@ -14,6 +14,9 @@ type TokenizeRequest struct {
 	// Messages is a JSON array of chat messages, which the model's template turns
 	// into text.
 	Messages json.RawMessage
+	// Tools is a JSON array of what the model may call, for the template of Messages;
+	// nil means none.
+	Tools json.RawMessage
 	// AddGenerationPrompt ends the template where the assistant's answer begins.
 	AddGenerationPrompt bool
 }
@@ -59,6 +62,9 @@ func (v *VLLM) Tokenize(ctx context.Context, request TokenizeRequest) ([]int32, 
 	document := map[string]any{"model": model}
 	if request.Messages != nil {
 		document["messages"], document["add_generation_prompt"] = request.Messages, request.AddGenerationPrompt
+		if request.Tools != nil {
+			document["tools"] = request.Tools
+		}
 	} else {
 		document["prompt"] = request.Text
 	}

@@ -100,6 +100,7 @@ func (s *Server) prepare(x *call, hashes []blockHash, prompt []int32, weights st
 		RequestSeed: x.request.Seed, Temperature: x.request.Temperature,
 	}.sampler(size)
 	x.sampler.under(weights, 0)
+	x.sampler.script = s.script.Load().outputAfter(prompt, s.cfg.VocabularySize)
 	x.outputTokens, x.stopped, x.stopToken = x.sampler.outputTokens(tape{at: x.promptEnd}, x.request, s.cfg.MeanOutputTokens)
 	return hashes
 }

@@ -6,7 +6,8 @@
 // Tokens it generates are noise, a pure function of what Sampling names and of the
 // tokens before. Timing, queueing, prefix cache, eviction and preemption are the
 // model's; this package only maps token ids to the model's chains and events to
-// HTTP and ZeroMQ. It does not validate what a model would say, nor serve chat or tools.
+// HTTP and ZeroMQ. It serves no chat and knows nothing of tools; where a session needs
+// a model that says something, a Script gives it words.
 //
 // A request goes: accept (parse, hash, choose a rank) - core.submit - core.wait, until
 // it ends - the dialect's answer.
@@ -88,6 +89,8 @@ type Config struct {
 	IncrementalStream bool
 	// Faults are switched on from the start; see SetFaults.
 	Faults fault.Settings
+	// Script is what the engine says, in force from the start; see SetScript.
+	Script Script
 	// KVEvents publishes what enters and leaves the prefix cache; without an
 	// endpoint nothing is published.
 	KVEvents KVEvents
@@ -169,5 +172,5 @@ func (c Config) validate() error {
 	case c.StreamTick < time.Millisecond:
 		return fmt.Errorf("%w: StreamTick = %s, want at least 1ms", errConfig, c.StreamTick)
 	}
-	return nil
+	return c.Script.validate()
 }

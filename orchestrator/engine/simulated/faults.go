@@ -14,6 +14,7 @@ import (
 func (s *Server) routeFaults(mux *http.ServeMux) {
 	mux.HandleFunc("GET /simulated/faults", s.live(s.getFaults))
 	mux.HandleFunc("PUT /simulated/faults", s.live(s.putFaults))
+	mux.HandleFunc("PUT /simulated/script", s.live(s.putScript))
 	mux.HandleFunc("GET /simulated/kv_events", s.live(func(_ *life, w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, s.KVEndpoints())
 	}))

@@ -53,6 +53,8 @@ type sampler struct {
 	// weights are the versions under which the output is generated, in order; the
 	// first holds from output token 0 on. It is only ever appended to.
 	weights []weightSpan
+	// script is what the output begins with, whatever the noise; see Script.
+	script []int32
 }
 
 // weightSpan says that output tokens from one on were generated under a version.
@@ -87,6 +89,15 @@ func (s *sampler) token(noise uint64) int32 {
 	return int32(hi)
 }
 
+// noiseFor is noise that chooses the given token, and a log-probability by other noise.
+func (s *sampler) noiseFor(token int32, other uint64) uint64 {
+	least, rest := bits.Div64(uint64(token), 0, s.vocabulary)
+	if rest > 0 {
+		least++
+	}
+	return least + other&1023
+}
+
 // tape generates an output token by token.
 type tape struct {
 	at   place
@@ -100,6 +111,9 @@ func (t *tape) noise(s *sampler) uint64 {
 	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
 	x = (x ^ x>>27) * 0x94d049bb133111eb
 	x ^= x >> 31
+	if t.next < len(s.script) {
+		x = s.noiseFor(s.script[t.next], x)
+	}
 	t.at.push(s.token(x), s.blockTokens)
 	t.next++
 	return x
@@ -118,6 +132,9 @@ func (t *tape) read(dst []uint64, s *sampler, to int) []uint64 {
 // equal probability, so that a continuation ends where the whole would have.
 // When the weights change in mid-generation the length stays what it was.
 func (s *sampler) outputTokens(t tape, r *completionRequest, meanTokens int) (n int, stopped bool, last int32) {
+	if n := len(s.script); n > 0 {
+		return min(n, r.MaxTokens), n <= r.MaxTokens, s.script[n-1]
+	}
 	if r.IgnoreEOS && len(r.StopTokenIDs) == 0 {
 		return r.MaxTokens, false, 0
 	}

@@ -26,6 +26,7 @@ type Server struct {
 	faults  *fault.Injector
 	handler http.Handler
 	metrics http.Handler
+	script  atomic.Pointer[Script]
 	// life is nil while the engine is down after a crash.
 	life atomic.Pointer[life]
 
@@ -54,6 +55,7 @@ func New(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{cfg: cfg}
+	s.script.Store(&cfg.Script)
 	var err error
 	if s.faults, err = fault.New(cfg.Faults); err != nil {
 		return nil, fmt.Errorf("creating a simulated engine: %w", err)

@@ -115,12 +115,14 @@ func wordOf(word string) (token int32, ok bool) {
 	return token, token >= numberBase && string(appendText(nil, token)) == word
 }
 
-// tokenizeVLLM serves POST /tokenize {model, prompt | messages, add_generation_prompt}.
+// tokenizeVLLM serves POST /tokenize {model, prompt | messages, add_generation_prompt, tools}.
 func (s *Server) tokenizeVLLM(_ *life, w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		Prompt              *string       `json:"prompt"`
 		Messages            []chatMessage `json:"messages"`
 		AddGenerationPrompt *bool         `json:"add_generation_prompt"`
+		// Tools stand before the messages, as in the templates of real models.
+		Tools []json.RawMessage `json:"tools"`
 	}
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, s.cfg.MaxBodyBytes)).Decode(&body); err != nil {
 		s.writeError(w, badRequest("", "%v", err))
@@ -130,7 +132,10 @@ func (s *Server) tokenizeVLLM(_ *life, w http.ResponseWriter, r *http.Request) {
 	switch {
 	case body.Messages != nil:
 		// As in vLLM, the answer's beginning is there unless it is declined.
-		text = chatText(body.Messages, body.AddGenerationPrompt == nil || *body.AddGenerationPrompt)
+		for _, tool := range body.Tools {
+			text += "<tool> " + string(tool) + "\n"
+		}
+		text += chatText(body.Messages, body.AddGenerationPrompt == nil || *body.AddGenerationPrompt)
 	case body.Prompt != nil:
 		text = *body.Prompt
 	default:
@@ -164,10 +169,13 @@ func chatText(messages []chatMessage, addGenerationPrompt bool) string {
 		b.WriteString("<" + m.Role + "> " + content + "\n")
 	}
 	if addGenerationPrompt {
-		b.WriteString("<assistant>")
+		b.WriteString(answerBegin)
 	}
 	return b.String()
 }
+
+// answerBegin is where the toy's chat template lets the model go on.
+const answerBegin = "<assistant>"
 
 // detokenizeVLLM serves POST /detokenize {model, tokens}.
 func (s *Server) detokenizeVLLM(_ *life, w http.ResponseWriter, r *http.Request) {
