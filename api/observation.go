@@ -102,6 +102,9 @@ func (s *Server) backlog(ctx context.Context, in *RunPath) (*backlogOutput, erro
 		answer.Classes[i] = wireBacklog(&classes[i])
 	}
 	answer.Total = totalBacklog(answer.Classes)
+	if err := s.addPressure(ctx, &answer); err != nil {
+		return nil, noRun(err, in.Run)
+	}
 	return &backlogOutput{Body: answer}, nil
 }
 
@@ -113,6 +116,20 @@ func wireBacklog(b *store.ClassBacklog) wire.ClassBacklog {
 		OldestHoldSeconds: b.OldestHoldSeconds, DrainSeconds: b.DrainSeconds,
 		GroupsEnded: b.GroupsEnded, GroupsWithoutSignal: b.GroupsWithoutSignal,
 	}
+}
+
+// addPressure says what waits for the trainer, and whether that stops dispatch.
+func (s *Server) addPressure(ctx context.Context, answer *wire.Backlog) error {
+	pressure, err := s.store.BackPressure(ctx, answer.Run)
+	if err != nil {
+		return err
+	}
+	answer.Undelivered, answer.UndeliveredLimit, answer.PausedAt = pressure.Undelivered, pressure.Limit, utc(pressure.PausedAt)
+	answer.Total.Paused = pressure.Paused()
+	for i := range answer.Classes {
+		answer.Classes[i].Paused = answer.Total.Paused
+	}
+	return nil
 }
 
 // totalBacklog sums counts; hold and drain are those of the slowest class.

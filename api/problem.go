@@ -32,6 +32,7 @@ const (
 	kindInvalidRequest   problemKind = "invalid-request"
 	kindUnknownClass     problemKind = "unknown-class"
 	kindUnknownCursor    problemKind = "unknown-cursor"
+	kindPruned           problemKind = "pruned"
 	kindEngineNoAnswer   problemKind = "engine-does-not-answer"
 	kindUnauthorized     problemKind = "unauthorized"
 	kindForbidden        problemKind = "forbidden"
@@ -57,6 +58,7 @@ var kindTitles = map[problemKind]string{
 	kindInvalidRequest:   "The request is not acceptable",
 	kindUnknownClass:     "The contract does not declare the class",
 	kindUnknownCursor:    "The cursor is not known",
+	kindPruned:           "What was asked for is pruned",
 	kindEngineNoAnswer:   "The engine does not answer",
 	kindUnauthorized:     "A token is required",
 	kindForbidden:        "Not allowed",
@@ -133,6 +135,7 @@ func problemOf(err error) *problem {
 		storeField   *store.FieldError
 		unknownClass *store.UnknownClassError
 		conflict     *store.ConflictError
+		gone         *store.PrunedError
 		tooLarge     *bodyTooLargeError
 		body         *bodyError
 	)
@@ -155,6 +158,8 @@ func problemOf(err error) *problem {
 		return invalid(bodyPath(storeField.Path), storeField.Problem)
 	case errors.As(err, &conflict):
 		return newProblem(http.StatusConflict, kindConflict, conflict.Error())
+	case errors.As(err, &gone):
+		return newProblem(http.StatusGone, kindPruned, gone.Error())
 	case errors.Is(err, store.ErrIdempotencyMismatch):
 		p := newProblem(http.StatusConflict, kindKeyReused, "the idempotency key was used before with another body; nothing was released")
 		p.Errors = []wire.ErrorDetail{{Location: "header.Idempotency-Key", Message: "was used before with another body"}}

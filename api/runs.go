@@ -158,6 +158,7 @@ func contractOf(given *wire.NewContract) store.Contract {
 	contract := store.Contract{
 		MaxConcurrency: given.MaxConcurrency, StalenessBound: given.StalenessBound, StalePolicy: store.StalePolicy(given.StalePolicy),
 		GroupPolicy: store.GroupPolicy(given.GroupPolicy), GroupRefills: given.GroupRefills, SpareMembers: given.SpareMembers,
+		UndeliveredLimit: given.UndeliveredLimit,
 	}
 	for _, class := range given.Classes {
 		contract.Classes = append(contract.Classes, store.ClassShare{Class: class.Class, Share: class.Share})
@@ -177,7 +178,8 @@ func wireContract(version *store.ContractVersion) wire.Contract {
 		Version: version.Version, Classes: wireShares(version.Contract.Classes), Given: wireShares(version.Given),
 		MaxConcurrency: version.Contract.MaxConcurrency, StalenessBound: version.Contract.StalenessBound,
 		StalePolicy: string(version.Contract.StalePolicy), GroupPolicy: string(version.Contract.GroupPolicy),
-		GroupRefills: version.Contract.GroupRefills, SpareMembers: version.Contract.SpareMembers, CreatedAt: version.CreatedAt.UTC(),
+		GroupRefills: version.Contract.GroupRefills, SpareMembers: version.Contract.SpareMembers,
+		UndeliveredLimit: version.Contract.UndeliveredLimit, CreatedAt: version.CreatedAt.UTC(),
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+	"github.com/google/uuid"
 
 	"holdfast/api/wire"
 	"holdfast/router"
@@ -31,7 +32,9 @@ const (
 type listSamplesInput struct {
 	RunPath
 	Consumer string   `query:"consumer" maxLength:"64" doc:"Who reads, such as trainer: its deliveries and acknowledgements are kept. Absent reads without a trace."`
-	After    string   `query:"after" maxLength:"256" doc:"A cursor: where the last page ended. Absent begins at the consumer's acknowledged place."`
+	After    string   `query:"after" maxLength:"256" doc:"A cursor: where the last page ended, or an earlier one such as a checkpoint has. Absent begins at the consumer's acknowledged place."`
+	Start    string   `query:"start" enum:"beginning,available,now" doc:"Where to begin without after, for a consumer that is not known yet: beginning (the default), available (the first sample that is not pruned), or now (behind the last one there is). One that is known goes on from its place."`
+	Batch    string   `query:"batch" format:"uuid" doc:"Only samples of this batch. Not together with consumer or groups: acknowledging such a page would pass over other samples."`
 	Wait     span     `query:"wait" doc:"How long to wait when there is nothing, such as 30s; at most 60s."`
 	Limit    int      `query:"limit" minimum:"1" maximum:"1000" default:"100" doc:"Samples in a page."`
 	MaxBytes int64    `query:"max_bytes" minimum:"1" doc:"Bytes of tokens in a page, 9 a token; a page holds at least one sample. At most, and by default, the service's limit of 32 MiB."`
@@ -45,6 +48,11 @@ type ackInput struct {
 	Body wire.Ack
 }
 
+type removeConsumerInput struct {
+	RunPath
+	Consumer string `path:"consumer" maxLength:"64" doc:"Name of the reader."`
+}
+
 type consumerOutput struct{ Body wire.Consumer }
 
 type consumerListOutput struct{ Body wire.ConsumerList }
@@ -55,7 +63,7 @@ func (s *Server) registerSamples() {
 		summary:     "Read finished samples in completion order or by whole groups, waiting for them if asked to",
 		description: "Delivery is at least once: what a consumer has not acknowledged comes again after a restart of either side, with the same ids. What it has acknowledged never does.",
 		terms:       terms{roles: anyone, kind: workWait, timeout: s.limits.WaitTimeout + s.limits.RequestTimeout},
-		problems:    []int{http.StatusNotFound, http.StatusConflict},
+		problems:    []int{http.StatusNotFound, http.StatusConflict, http.StatusGone},
 	}
 	register(s, list, s.listSamples)
 	documentSamplePage(s.huma.OpenAPI(), list)
@@ -65,6 +73,12 @@ func (s *Server) registerSamples() {
 		description: "An older cursor than the last acknowledged changes nothing. A cursor beyond what the consumer was given is refused.",
 		terms:       terms{roles: trainers}, problems: append([]int{http.StatusNotFound}, withBody...),
 	}, s.ackSamples)
+	register(s, operation{
+		id: "remove-consumer", method: http.MethodDelete, path: "/runs/{run}/consumers/{consumer}", tag: tagSamples, status: http.StatusNoContent,
+		summary:     "Forget a reader that reads no more",
+		description: "Nobody waits for its acknowledgements any longer, neither pruning nor undelivered_limit. Under the same name it would begin anew.",
+		terms:       terms{roles: caretakers}, problems: []int{http.StatusNotFound},
+	}, s.removeConsumer)
 	register(s, operation{
 		id: "list-consumers", method: http.MethodGet, path: "/runs/{run}/consumers", tag: tagSamples,
 		summary: "List the readers of a run's samples with their places", terms: terms{roles: anyone}, problems: []int{http.StatusNotFound},
@@ -96,7 +110,8 @@ func (s *Server) listSamples(ctx context.Context, in *listSamplesInput) (*huma.S
 		}
 		s.pages.Release(1)
 		if err != nil {
-			return nil, unknownCursor(relocated(noRun(err, in.Run), "consumer", "query.consumer"), "query.after")
+			err = relocated(relocated(noRun(err, in.Run), "consumer", "query.consumer"), "batch", "query.batch")
+			return nil, pruned(unknownCursor(err, "query.after"), "query.after")
 		}
 		first := woken == nil && in.Wait.Duration > 0
 		if !first && !s.sleep(ctx, page.More, woken, timer.C) {
@@ -139,7 +154,15 @@ func (s *Server) sampleQuery(ctx context.Context, in *listSamplesInput) (store.S
 	query := store.SampleQuery{
 		RunID: in.Run, Consumer: in.Consumer, After: store.Cursor(in.After), Limit: in.Limit,
 		MaxBytes: s.limits.PageBytes, WithTokens: in.Encoding != encodingNone,
-		WholeGroups: in.Groups == groupsWhole,
+		WholeGroups: in.Groups == groupsWhole, Start: store.Start(in.Start),
+	}
+	if in.Batch != "" {
+		// huma has checked its form.
+		batch, err := uuid.Parse(in.Batch)
+		if err != nil {
+			return store.SampleQuery{}, invalid("query.batch", "is not the id of a batch")
+		}
+		query.BatchID = &batch
 	}
 	if in.MaxBytes > 0 && in.MaxBytes < query.MaxBytes {
 		query.MaxBytes = in.MaxBytes
@@ -229,11 +252,6 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		w.Packed = wire.Pack(tokens.TokenIDs, tokens.LossMask, tokens.Logprobs)
 		return w
 	}
-	mask := make([]int8, len(tokens.LossMask))
-	for i, bit := range tokens.LossMask {
-		mask[i] = int8(bit)
-	}
-	w.Tokens = &wire.Tokens{TokenIDs: tokens.TokenIDs, LossMask: mask, Logprobs: tokens.Logprobs}
 	return w
 }
 
@@ -261,6 +279,13 @@ func (s *Server) listConsumers(ctx context.Context, in *RunPath) (*consumerListO
 	return &consumerListOutput{Body: list}, nil
 }
 
+func (s *Server) removeConsumer(ctx context.Context, in *removeConsumerInput) (*struct{}, error) {
+	if err := s.store.RemoveConsumer(ctx, in.Run, in.Consumer); err != nil {
+		return nil, notFound(err, fmt.Sprintf("consumer %q of run %s", in.Consumer, in.Run))
+	}
+	return nil, nil
+}
+
 func wireConsumer(c *store.Consumer) wire.Consumer {
 	groups := ""
 	if c.WholeGroups {
@@ -268,7 +293,7 @@ func wireConsumer(c *store.Consumer) wire.Consumer {
 	}
 	return wire.Consumer{
 		Run: c.RunID, Consumer: c.Name, Groups: groups, Delivered: string(c.Delivered), DeliveredSeq: c.DeliveredSeq,
-		Acknowledged: string(c.Acknowledged), AcknowledgedSeq: c.AcknowledgedSeq, UpdatedAt: c.UpdatedAt.UTC(),
+		Acknowledged: string(c.Acknowledged), AcknowledgedSeq: c.AcknowledgedSeq, StartSeq: c.StartSeq, UpdatedAt: c.UpdatedAt.UTC(),
 	}
 }
 
@@ -280,6 +305,17 @@ func unknownCursor(err error, location string) error {
 	const message = "is not a cursor of this run that this consumer was given"
 	p := newProblem(http.StatusUnprocessableEntity, kindUnknownCursor, location+" "+message)
 	p.Errors = []wire.ErrorDetail{{Location: location, Message: message}}
+	return p.because(err)
+}
+
+// pruned says that samples are gone and where what is left begins; other errors pass.
+func pruned(err error, location string) error {
+	var gone *store.PrunedError
+	if !errors.As(err, &gone) {
+		return err
+	}
+	p := newProblem(http.StatusGone, kindPruned, location+": "+gone.Error())
+	p.Errors = []wire.ErrorDetail{{Location: location, Message: gone.Error(), Value: string(gone.First)}}
 	return p.because(err)
 }
 

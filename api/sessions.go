@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 
 	"github.com/google/uuid"
@@ -62,11 +63,11 @@ func (s *Server) registerSessions() {
 	}, s.getSession)
 	register(s, operation{
 		id: "list-turns", method: http.MethodGet, path: "/sessions/{session}/turns", tag: tag,
-		summary: "Read a session's model calls, with predicted and actual cached tokens", terms: terms{roles: anyone}, problems: missing,
+		summary: "Read a session's model calls, with predicted and actual cached tokens", terms: terms{roles: anyone}, problems: []int{http.StatusNotFound, http.StatusGone},
 	}, s.listTurns)
 	register(s, operation{
 		id: "list-events", method: http.MethodGet, path: "/sessions/{session}/events", tag: tag,
-		summary: "Read a session's history: released, held and why, admitted where and by which numbers, ended, delivered", terms: terms{roles: anyone}, problems: missing,
+		summary: "Read a session's history: released, held and why, admitted where and by which numbers, ended, delivered", terms: terms{roles: anyone}, problems: []int{http.StatusNotFound, http.StatusGone},
 	}, s.listEvents)
 	register(s, operation{
 		id: "cancel-session", method: http.MethodPost, path: "/sessions/{session}/cancel", tag: tag,
@@ -88,10 +89,26 @@ func (s *Server) listSessions(ctx context.Context, in *listSessionsInput) (*sess
 	for i := range sessions {
 		page.Sessions[i] = wireSession(&sessions[i])
 	}
+	if err := s.addQueueReasons(ctx, page.Sessions); err != nil {
+		return nil, noRun(err, in.Run)
+	}
 	if len(sessions) == in.Limit {
 		page.Next = sessions[len(sessions)-1].ID.String()
 	}
 	return &sessionPageOutput{Body: page}, nil
+}
+
+// historyGone refuses what is left of a history that was pruned; found entries are
+// of one that was not.
+func (s *Server) historyGone(ctx context.Context, session uuid.UUID, found int) error {
+	if found > 0 {
+		return nil
+	}
+	gone, err := s.store.HistoryPruned(ctx, session)
+	if err == nil && gone {
+		err = newProblem(http.StatusGone, kindPruned, fmt.Sprintf("events and turns of session %s are pruned; the session itself and its sample's numbers are kept", session))
+	}
+	return err
 }
 
 func noSession(err error, session uuid.UUID) error {
@@ -103,7 +120,32 @@ func (s *Server) getSession(ctx context.Context, in *SessionPath) (*sessionOutpu
 	if err != nil {
 		return nil, noSession(err, in.Session)
 	}
-	return &sessionOutput{Body: wireSession(&session)}, nil
+	one := []wire.Session{wireSession(&session)}
+	if err := s.addQueueReasons(ctx, one); err != nil {
+		return nil, noSession(err, in.Session)
+	}
+	return &sessionOutput{Body: one[0]}, nil
+}
+
+// addQueueReasons says of sessions of one run why those that are queued are.
+func (s *Server) addQueueReasons(ctx context.Context, sessions []wire.Session) error {
+	reason := ""
+	for i := range sessions {
+		if sessions[i].State != string(store.SessionQueued) {
+			continue
+		}
+		if reason == "" {
+			pressure, err := s.store.BackPressure(ctx, sessions[i].Run)
+			if err != nil {
+				return err
+			}
+			if reason = pressure.QueueReason(); reason == "" {
+				return nil
+			}
+		}
+		sessions[i].QueueReason = reason
+	}
+	return nil
 }
 
 func (s *Server) cancelSession(ctx context.Context, in *cancelInput) (*sessionOutput, error) {
@@ -123,6 +165,9 @@ func (s *Server) listTurns(ctx context.Context, in *listTurnsInput) (*turnPageOu
 	if err != nil {
 		return nil, noSession(err, in.Session)
 	}
+	if err := s.historyGone(ctx, in.Session, len(turns)); err != nil {
+		return nil, err
+	}
 	page := wire.TurnPage{Session: in.Session, Turns: make([]wire.Turn, len(turns))}
 	for i := range turns {
 		page.Turns[i] = wireTurn(&turns[i])
@@ -137,6 +182,9 @@ func (s *Server) listEvents(ctx context.Context, in *listEventsInput) (*eventPag
 	found, err := s.store.SessionEvents(ctx, in.Session, in.After, in.Limit)
 	if err != nil {
 		return nil, noSession(err, in.Session)
+	}
+	if err := s.historyGone(ctx, in.Session, len(found.Events)); err != nil {
+		return nil, err
 	}
 	page := wire.EventPage{
 		Session: in.Session, Events: make([]wire.Event, len(found.Events)), Deliveries: make([]wire.Delivery, len(found.Deliveries)),

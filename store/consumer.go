@@ -18,6 +18,8 @@ type Consumer struct {
 	// DeliveredSeq and AcknowledgedSeq are the same places as numbers.
 	DeliveredSeq    int64
 	AcknowledgedSeq int64
+	// StartSeq is where a consumer began that was not to read everything.
+	StartSeq int64
 	// WholeGroups: the places are in the order of whole groups.
 	WholeGroups bool
 	UpdatedAt   time.Time
@@ -25,9 +27,11 @@ type Consumer struct {
 
 const (
 	consumerColumns = `
-select run_id, consumer, delivered_seq, acked_seq, grouped, updated_at from consumers where run_id = $1`
+select run_id, consumer, delivered_seq, acked_seq, start_seq, grouped, updated_at from consumers where run_id = $1`
 
 	lockConsumerSQL    = consumerColumns + ` and consumer = $2 for update`
+	lockConsumerRowSQL = `select true from consumers where run_id = $1 and consumer = $2 for update`
+
 	selectConsumersSQL = consumerColumns + ` order by consumer`
 
 	// $3 and $4 are the old and the new place, $5 whether they count whole groups. A
@@ -80,7 +84,9 @@ func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, curso
 			return err
 		}
 		c.AcknowledgedSeq, c.Acknowledged = seq, cursorOf(runID, c.WholeGroups, seq)
-		return nil
+		// It may be what a paused run waits for.
+		_, err = tx.Exec(ctx, notifySQL, string(DispatchTopic()))
+		return err
 	})
 	if err != nil {
 		return Consumer{}, found(err, "acknowledging for consumer", consumer)
@@ -90,11 +96,28 @@ func (s *Store) Ack(ctx context.Context, runID uuid.UUID, consumer string, curso
 
 func scanConsumer(row pgx.CollectableRow) (Consumer, error) {
 	var c Consumer
-	if err := row.Scan(&c.RunID, &c.Name, &c.DeliveredSeq, &c.AcknowledgedSeq, &c.WholeGroups, &c.UpdatedAt); err != nil {
+	if err := row.Scan(&c.RunID, &c.Name, &c.DeliveredSeq, &c.AcknowledgedSeq, &c.StartSeq, &c.WholeGroups, &c.UpdatedAt); err != nil {
 		return Consumer{}, err
 	}
 	c.Delivered, c.Acknowledged = cursorOf(c.RunID, c.WholeGroups, c.DeliveredSeq), cursorOf(c.RunID, c.WholeGroups, c.AcknowledgedSeq)
 	return c, nil
+}
+
+// RemoveConsumer forgets a reader, whose acknowledgements nobody waits for any longer;
+// ErrNotFound if there is none of that name.
+func (s *Store) RemoveConsumer(ctx context.Context, runID uuid.UUID, consumer string) error {
+	err := s.write(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, lockConsumerRowSQL, runID, consumer).Scan(new(bool)); err != nil {
+			return err
+		}
+		batch := &pgx.Batch{}
+		for _, table := range []string{"consumer_classes", "consumer_marks", "consumers"} {
+			batch.Queue(`delete from `+table+` where run_id = $1 and consumer = $2`, runID, consumer)
+		}
+		notify(batch, DispatchTopic())
+		return tx.SendBatch(ctx, batch).Close()
+	})
+	return found(err, "removing consumer", consumer)
 }
 
 // Consumers lists the readers of a run.

@@ -15,6 +15,8 @@ const (
 	MaxConcurrency = 100_000
 	// MaxStalenessBound bounds the staleness bound, in policy versions.
 	MaxStalenessBound = 10_000
+	// MaxUndeliveredLimit bounds the limit of undelivered samples.
+	MaxUndeliveredLimit = 100_000_000
 	// ShareTolerance is how far the sum of the shares may be from 1.
 	ShareTolerance = 0.005
 )
@@ -70,6 +72,10 @@ type Contract struct {
 	SpareMembers int `json:"spare_members,omitempty"`
 	// StalePolicy is empty for StaleFinish.
 	StalePolicy StalePolicy `json:"stale_policy,omitempty"`
+	// UndeliveredLimit bounds the ended samples that the slowest consumer has not
+	// acknowledged: at the limit no queued session is dispatched; see BackPressure. nil
+	// means unbounded.
+	UndeliveredLimit *int `json:"undelivered_limit,omitempty"`
 }
 
 // ContractVersion is one version of a run's contract; versions count from 1.
@@ -95,6 +101,9 @@ func (c Contract) Normalise() (Contract, error) {
 	}
 	if c.StalenessBound != nil && (*c.StalenessBound < 0 || *c.StalenessBound > MaxStalenessBound) {
 		return Contract{}, &FieldError{Path: "staleness_bound", Problem: fmt.Sprintf("must be between 0 and %d, is %d", MaxStalenessBound, *c.StalenessBound)}
+	}
+	if c.UndeliveredLimit != nil && (*c.UndeliveredLimit < 1 || *c.UndeliveredLimit > MaxUndeliveredLimit) {
+		return Contract{}, &FieldError{Path: "undelivered_limit", Problem: fmt.Sprintf("must be between 1 and %d, is %d", MaxUndeliveredLimit, *c.UndeliveredLimit)}
 	}
 	if err := c.normaliseGroups(); err != nil {
 		return Contract{}, err

@@ -44,13 +44,17 @@ select count(*) from moved`
 // DispatchQueued moves the next queued sessions of a run to dispatched, at most
 // limit and no more than the contract's max concurrency leaves room for, and puts
 // their starts into the outbox. It returns how many were moved; 0 for a run that
-// has ended. Batches go in order of their release, and within a batch the classes
+// has ended, and while too many samples wait for the trainer (see BackPressure).
+// Batches go in order of their release, and within a batch the classes
 // are mixed in its own shares from the first session on.
 func (s *Store) DispatchQueued(ctx context.Context, runID uuid.UUID, limit int) (int, error) {
 	dispatched := 0
 	err := s.write(ctx, func(tx pgx.Tx) error {
 		lock, err := lockRun(ctx, tx, runID)
 		if err != nil || lock.state == RunEnded {
+			return err
+		}
+		if paused, err := lock.pressure.settle(ctx, tx, runID); err != nil || paused {
 			return err
 		}
 		for room := min(limit, lock.maxConcurrency-lock.live); dispatched < room; {

@@ -23,6 +23,23 @@ var (
 	ErrTurnOutOfOrder = errors.New("an earlier turn has not been committed")
 )
 
+// PrunedError tells that what was asked for has been pruned.
+type PrunedError struct {
+	// Subject is what is gone, such as "samples up to number 400".
+	Subject string
+	// First is where what is left begins, as the cursor to read after; empty where
+	// nothing is.
+	First Cursor
+}
+
+// Error says what is gone and where the rest begins.
+func (e *PrunedError) Error() string {
+	if e.First == "" {
+		return e.Subject + " are pruned"
+	}
+	return e.Subject + " are pruned; what is left comes after cursor " + string(e.First)
+}
+
 // FieldError names the part of an input that is not acceptable, and why.
 type FieldError struct {
 	// Path is a JSON path such as classes[1].share.

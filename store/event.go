@@ -86,7 +86,7 @@ select c.consumer,
        (select min(m.at) from consumer_marks m where m.run_id = c.run_id and m.consumer = c.consumer and m.kind = 'acknowledged' and m.seq >= p.place)
 from samples s join sessions x using (session_id) join consumers c on c.run_id = s.run_id left join groups g on g.group_id = x.task_id,
 lateral (select case when c.grouped then g.place - g.members + 1 + x.member else s.seq end as place) p
-where s.session_id = $1 and c.delivered_seq >= p.place order by c.consumer`
+where s.session_id = $1 and c.delivered_seq >= p.place and c.start_seq < p.place order by c.consumer`
 
 	sessionExistsSQL = `select exists (select from sessions where session_id = $1)`
 )

@@ -3,6 +3,7 @@ package store_test
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 	"time"
@@ -30,15 +31,14 @@ type model struct {
 	// ended lists sessions in the order of their ends.
 	ended []*modelSession
 
-	// consumer's view: what it holds unacknowledged, and how far it acknowledged.
-	cursor    store.Cursor
-	delivered int
-	acked     int
-	received  map[uuid.UUID]int
+	readers []*reader
+	// pruned counts the samples whose transcripts are gone.
+	pruned int
 }
 
 type modelSession struct {
 	id     uuid.UUID
+	task   uuid.UUID
 	class  string
 	state  store.SessionState
 	status router.EndStatus
@@ -46,8 +46,9 @@ type modelSession struct {
 }
 
 // TestAnyInterleaving: whatever is done in whatever order, counters agree with
-// rows and with the model, samples come once and in order, and nothing that was
-// acknowledged comes again.
+// rows and with the model, every consumer gets every sample at least once and in order,
+// nothing that it acknowledged comes again unless it asks for it by an earlier place,
+// and what is pruned everyone had acknowledged.
 func TestAnyInterleaving(t *testing.T) {
 	s := storetest.New(t)
 	runs := 0
@@ -66,6 +67,8 @@ func TestAnyInterleaving(t *testing.T) {
 			"read":       m.read,
 			"ack":        m.ack,
 			"crash":      m.crash,
+			"lookBack":   m.lookBack,
+			"prune":      m.prune,
 			"contract":   m.contract,
 			"submitBad":  m.submitBad,
 			"staleEpoch": m.staleEpoch,
@@ -82,7 +85,8 @@ func ok(t *rapid.T, err error) {
 }
 
 func newModel(t *rapid.T, s *store.Store, pool string) *model {
-	m := &model{s: s, pool: pool, clock: time.Now(), limit: rapid.IntRange(1, 12).Draw(t, "concurrency"), received: map[uuid.UUID]int{}}
+	m := &model{s: s, pool: pool, clock: time.Now(), limit: rapid.IntRange(1, 12).Draw(t, "concurrency"),
+		readers: []*reader{newReader("trainer"), newReader("logger")}}
 	var err error
 	m.run, err = s.CreateRun(t.Context(), store.NewRun{Name: "property", Pool: pool, Contract: contract(m.limit)})
 	ok(t, err)
@@ -132,7 +136,7 @@ func (m *model) submit(t *rapid.T) {
 	released, err := m.s.Sessions(t.Context(), store.SessionQuery{RunID: m.run.ID, BatchID: &batch.ID})
 	ok(t, err)
 	for _, session := range released {
-		m.sessions = append(m.sessions, &modelSession{id: session.ID, class: session.Class, state: store.SessionQueued})
+		m.sessions = append(m.sessions, &modelSession{id: session.ID, task: session.TaskID, class: session.Class, state: store.SessionQueued})
 	}
 }
 
@@ -263,45 +267,166 @@ func (m *model) cancel(t *rapid.T) {
 	}
 }
 
+// reader is a consumer as the model sees it: what it holds unacknowledged, and how far
+// it acknowledged.
+type reader struct {
+	name      string
+	cursor    store.Cursor
+	delivered int
+	acked     int
+	// known: the store has a row for it.
+	known bool
+	// marks are cursors it was given, by the place that they stand for.
+	marks    map[int]store.Cursor
+	received map[uuid.UUID]int
+}
+
+func newReader(name string) *reader {
+	return &reader{name: name, marks: map[int]store.Cursor{}, received: map[uuid.UUID]int{}}
+}
+
+// prunable is how far everyone has acknowledged: nothing while nobody reads.
+func (m *model) prunable() int {
+	least, readers := len(m.ended), 0
+	for _, r := range m.readers {
+		if r.known {
+			least, readers = min(least, r.acked), readers+1
+		}
+	}
+	if readers == 0 {
+		return 0
+	}
+	return least
+}
+
 // read takes the next page, as a consumer that asks from its own place on.
 func (m *model) read(t *rapid.T) {
-	limit := rapid.IntRange(1, 4).Draw(t, "limit")
-	from := m.acked
-	if m.cursor != "" {
-		from = max(from, m.delivered)
+	m.readPage(t, rapid.SampledFrom(m.readers).Draw(t, "reader"), rapid.IntRange(1, 4).Draw(t, "limit"))
+}
+
+func (m *model) readPage(t *rapid.T, r *reader, limit int) {
+	from := r.acked
+	if r.cursor != "" {
+		from = r.delivered
 	}
-	page, err := m.s.Samples(t.Context(), store.SampleQuery{RunID: m.run.ID, Consumer: "trainer", After: m.cursor, Limit: limit, WithTokens: true})
+	page, err := m.s.Samples(t.Context(), store.SampleQuery{RunID: m.run.ID, Consumer: r.name, After: r.cursor, Limit: limit, WithTokens: true})
+	if from < m.pruned {
+		m.refused(t, err)
+		return
+	}
 	ok(t, err)
+	m.compare(t, r, page, from, limit)
+	r.delivered, r.cursor = from+len(page.Samples), page.Next
+	r.marks[r.delivered] = page.Next
+	r.known = r.known || r.delivered > 0
+}
+
+// compare checks a page against the order of the ends.
+func (m *model) compare(t *rapid.T, r *reader, page store.SamplePage, from, limit int) {
 	want := m.ended[from:min(len(m.ended), from+limit)]
 	if len(page.Samples) != len(want) || page.More != (from+limit < len(m.ended)) {
-		t.Fatalf("%d samples after %d of %d, more %v", len(page.Samples), from, len(m.ended), page.More)
+		t.Fatalf("%s: %d samples after %d of %d, more %v", r.name, len(page.Samples), from, len(m.ended), page.More)
 	}
 	for i, sample := range page.Samples {
-		if sample.SessionID != want[i].id || sample.Status != want[i].status || sample.Usage.Turns != want[i].turns {
-			t.Fatalf("sample %d is of session %s, %v", sample.Seq, sample.SessionID, sample.Status)
+		if sample.SessionID != want[i].id || sample.Status != want[i].status || sample.Usage.Turns != want[i].turns ||
+			len(sample.Tokens.TokenIDs) != 3+max(0, 3*want[i].turns-1) {
+			t.Fatalf("%s: sample %d is of session %s, %v", r.name, sample.Seq, sample.SessionID, sample.Status)
 		}
-		m.received[sample.SessionID]++
+		r.received[sample.SessionID]++
 	}
-	m.delivered, m.cursor = from+len(want), page.Next
+}
+
+// refused: what is pruned is refused, and the refusal names where the rest begins.
+func (m *model) refused(t *rapid.T, err error) {
+	var gone *store.PrunedError
+	if !errors.As(err, &gone) {
+		t.Fatalf("before place %d, which is pruned: %v", m.pruned, err)
+	}
+	page, err := m.s.Samples(t.Context(), store.SampleQuery{RunID: m.run.ID, After: gone.First, Limit: 1, WithTokens: true})
+	ok(t, err)
+	if m.pruned < len(m.ended) && page.Samples[0].SessionID != m.ended[m.pruned].id {
+		t.Fatalf("what is left begins with sample %d, %d are pruned", page.Samples[0].Seq, m.pruned)
+	}
+}
+
+// lookBack reads again from a place that the consumer had, as from a checkpoint.
+func (m *model) lookBack(t *rapid.T) {
+	r := rapid.SampledFrom(m.readers).Draw(t, "reader")
+	if len(r.marks) == 0 {
+		t.Skip("no place to go back to")
+	}
+	from := rapid.SampledFrom(slices.Sorted(maps.Keys(r.marks))).Draw(t, "place")
+	page, err := m.s.Samples(t.Context(), store.SampleQuery{RunID: m.run.ID, Consumer: r.name, After: r.marks[from], Limit: 3, WithTokens: true})
+	if from < m.pruned {
+		m.refused(t, err)
+		return
+	}
+	ok(t, err)
+	m.compare(t, r, page, from, 3)
+	r.delivered, r.cursor = from+len(page.Samples), page.Next
+	r.marks[r.delivered] = page.Next
+	r.known = r.known || r.delivered > 0
 }
 
 func (m *model) ack(t *rapid.T) {
-	if m.cursor == "" {
+	r := rapid.SampledFrom(m.readers).Draw(t, "reader")
+	if r.cursor == "" {
 		t.Skip("nothing read")
 	}
-	place, err := m.s.Ack(t.Context(), m.run.ID, "trainer", m.cursor)
-	if m.delivered == 0 && errors.Is(err, store.ErrNotFound) {
+	m.ackOf(t, r)
+}
+
+func (m *model) ackOf(t *rapid.T, r *reader) {
+	place, err := m.s.Ack(t.Context(), m.run.ID, r.name, r.cursor)
+	if !r.known && errors.Is(err, store.ErrNotFound) {
 		return // it has read empty pages only and is not known yet
 	}
 	ok(t, err)
-	m.acked = max(m.acked, m.delivered)
-	if place.AcknowledgedSeq != int64(m.acked) {
-		t.Fatalf("acknowledged %d, want %d", place.AcknowledgedSeq, m.acked)
+	r.acked = max(r.acked, r.delivered)
+	if place.AcknowledgedSeq != int64(r.acked) {
+		t.Fatalf("%s: acknowledged %d, want %d", r.name, place.AcknowledgedSeq, r.acked)
 	}
 }
 
-// crash makes the consumer forget what it has not acknowledged.
-func (m *model) crash(*rapid.T) { m.cursor, m.delivered = "", m.acked }
+// crash makes a consumer forget what it has not acknowledged.
+func (m *model) crash(t *rapid.T) { rapid.SampledFrom(m.readers).Draw(t, "reader").forget() }
+
+func (r *reader) forget() { r.cursor, r.delivered = "", r.acked }
+
+// prune removes what everyone has acknowledged, in steps, and nothing else.
+func (m *model) prune(t *rapid.T) {
+	keep := store.Retention{Transcripts: time.Nanosecond, History: time.Nanosecond}
+	limit := rapid.IntRange(1, 5).Draw(t, "step")
+	want := m.prunable()
+	for i := m.pruned; i < want; i++ {
+		if !m.groupIsWhole(m.ended[i]) {
+			want = i
+			break
+		}
+	}
+	want = min(want, m.pruned+limit)
+	done, err := m.s.Prune(t.Context(), m.run.ID, keep, limit)
+	ok(t, err)
+	if done.Samples != int64(want-m.pruned) || done.Histories != done.Samples {
+		t.Fatalf("pruned %+v of what came after %d, want up to %d", done, m.pruned, want)
+	}
+	m.pruned = want
+	if want > 0 {
+		var gone *store.PrunedError
+		if _, err := m.s.SampleOf(t.Context(), m.ended[want-1].id); !errors.As(err, &gone) {
+			t.Fatalf("a pruned sample: %v", err)
+		}
+	}
+}
+
+func (m *model) groupIsWhole(of *modelSession) bool {
+	for _, session := range m.sessions {
+		if session.task == of.task && session.state != store.SessionEnded {
+			return false
+		}
+	}
+	return true
+}
 
 func (m *model) check(t *rapid.T) {
 	ok(t, m.s.VerifyCounters(t.Context(), m.run.ID))
@@ -340,18 +465,28 @@ func (m *model) finish(t *rapid.T) {
 		}
 	}
 	m.check(t)
-	m.crash(t)
-	for from := -1; from < m.delivered; {
-		from = m.delivered
-		m.read(t)
-		m.ack(t)
-	}
-	for _, session := range m.sessions {
-		if m.received[session.id] == 0 {
-			t.Fatalf("session %s was never delivered", session.id)
+	for _, r := range m.readers {
+		if m.pruned > 0 && !r.known {
+			continue // it began too late to be owed everything
+		}
+		r.forget()
+		for from := -1; from < r.delivered; {
+			from = r.delivered
+			m.readPage(t, r, 4)
+			m.ackOf(t, r)
+		}
+		for _, session := range m.sessions {
+			if r.received[session.id] == 0 {
+				t.Fatalf("session %s was never delivered to %s", session.id, r.name)
+			}
+		}
+		if r.acked != len(m.sessions) {
+			t.Fatalf("%d of %d samples are acknowledged by %s", r.acked, len(m.sessions), r.name)
 		}
 	}
-	if m.acked != len(m.sessions) {
-		t.Fatalf("%d of %d samples are acknowledged", m.acked, len(m.sessions))
+	for before := -1; before < m.pruned; {
+		before = m.pruned
+		m.prune(t)
 	}
+	m.check(t)
 }

@@ -57,9 +57,11 @@ insert into runs (run_id, pool, name, state, contract_version) values ($1, $2, $
 
 	insertRunCountersSQL = `insert into run_counters (run_id) values ($1)`
 
+	insertRunPruningSQL = `insert into run_pruning (run_id) values ($1)`
+
 	runColumns = `
 select r.run_id, r.name, r.pool, r.state, r.created_at, r.ended_at,
-       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.group_refills, v.spare_members, v.stale_policy, v.created_at,
+       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.group_refills, v.spare_members, v.stale_policy, v.undelivered_limit, v.created_at,
        (select array_agg(c.class order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
        (select array_agg(c.share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
        (select array_agg(c.given_share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version))
@@ -81,14 +83,15 @@ limit $4`
 	lockRunSQL = `select from run_counters where run_id = $1 for update`
 
 	selectLockedRunSQL = `
-select r.state, r.pool, r.contract_version, v.max_concurrency, c.batch_seq, c.sample_seq, c.live
+select r.state, r.pool, r.contract_version, v.max_concurrency, c.batch_seq, c.sample_seq, c.live,
+       v.undelivered_limit, c.paused_at is not null, ` + undeliveredOfRun + `
 from run_counters c join runs r using (run_id)
      join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
 where c.run_id = $1`
 
 	insertContractVersionSQL = `
-insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy, group_refills, spare_members)
-values ($1, $2, $3, $4, $5, $6, $7, $8)`
+insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy, group_refills, spare_members, undelivered_limit)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
 
 	insertContractClassSQL = `
 insert into contract_classes (run_id, version, ordinal, class, share, given_share) values ($1, $2, $3, $4, $5, $6)`
@@ -131,6 +134,7 @@ func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
 		batch.Queue(ensurePoolSQL, run.Pool)
 		batch.Queue(insertRunSQL, id, run.Pool, run.Name)
 		batch.Queue(insertRunCountersSQL, id)
+		batch.Queue(insertRunPruningSQL, id)
 		queueContract(batch, id, 1, contract, run.Contract.Classes)
 		notify(batch, DispatchTopic())
 		return tx.SendBatch(ctx, batch).Close()
@@ -150,7 +154,7 @@ func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
 
 func queueContract(batch *pgx.Batch, runID uuid.UUID, version int, contract Contract, given []ClassShare) {
 	batch.Queue(insertContractVersionSQL, runID, version, contract.MaxConcurrency, contract.StalenessBound, string(contract.GroupPolicy), string(contract.StalePolicy),
-		contract.GroupRefills, contract.SpareMembers)
+		contract.GroupRefills, contract.SpareMembers, contract.UndeliveredLimit)
 	names := make([]string, len(contract.Classes))
 	for i, class := range contract.Classes {
 		names[i] = class.Class
@@ -179,7 +183,7 @@ func scanRun(row pgx.CollectableRow) (Run, error) {
 	var shares, given []float64
 	contract := &run.Contract.Contract
 	err := row.Scan(&run.ID, &run.Name, &run.Pool, &run.State, &run.CreatedAt, &run.EndedAt,
-		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.GroupRefills, &contract.SpareMembers, &contract.StalePolicy, &run.Contract.CreatedAt,
+		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.GroupRefills, &contract.SpareMembers, &contract.StalePolicy, &contract.UndeliveredLimit, &run.Contract.CreatedAt,
 		&names, &shares, &given)
 	if err != nil {
 		return Run{}, err
@@ -213,6 +217,7 @@ type runLock struct {
 	batchSeq        int64
 	sampleSeq       int64
 	live            int
+	pressure        pressure
 }
 
 // lockRun waits for the run's lock, which is held until the transaction ends.
@@ -221,7 +226,8 @@ func lockRun(ctx context.Context, tx pgx.Tx, id uuid.UUID) (runLock, error) {
 	batch.Queue(lockRunSQL, id)
 	var lock runLock
 	batch.Queue(selectLockedRunSQL, id).QueryRow(func(row pgx.Row) error {
-		return row.Scan(&lock.state, &lock.pool, &lock.contractVersion, &lock.maxConcurrency, &lock.batchSeq, &lock.sampleSeq, &lock.live)
+		return row.Scan(&lock.state, &lock.pool, &lock.contractVersion, &lock.maxConcurrency, &lock.batchSeq, &lock.sampleSeq, &lock.live,
+			&lock.pressure.limit, &lock.pressure.paused, &lock.pressure.undelivered)
 	})
 	err := tx.SendBatch(ctx, batch).Close()
 	return lock, found(err, "locking run", id)

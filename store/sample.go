@@ -60,10 +60,15 @@ type SampleQuery struct {
 	RunID uuid.UUID
 	// Consumer names who reads, such as "trainer"; empty reads without a trace.
 	Consumer string
-	// After is where the last page ended; empty means the consumer's
-	// acknowledged place, or the beginning. What the consumer has acknowledged is
-	// skipped in any case.
+	// After is where the last page ended, or any earlier place, such as a trainer's
+	// checkpoint has; empty means the consumer's acknowledged place, or Start.
 	After Cursor
+	// Start is where to begin without After: a consumer that is known goes on from its
+	// place whatever Start says.
+	Start Start
+	// BatchID narrows to one batch. It stands with neither Consumer nor WholeGroups:
+	// acknowledging such a page would pass over the other batches' samples.
+	BatchID *uuid.UUID
 	// Limit is at most 1,000; 0 means 100.
 	Limit int
 	// MaxBytes bounds the packed size of the page's tokens (9 bytes a token) if
@@ -108,65 +113,68 @@ from samples m join sessions s using (session_id) join tasks t using (task_id) l
 	selectSamplesSQL = sampleColumns + `
 where m.run_id = $1 and m.seq > $2 and m.seq <= $3 and ($4::text[] is null or m.status = any($4)) order by m.seq limit $5`
 
-	selectPlaceSQL = `
-select case when $3 then r.grouped_seq else r.sample_seq end, coalesce(c.delivered_seq, 0), coalesce(c.acked_seq, 0), coalesce(c.grouped, $3)
-from run_counters r left join consumers c on c.run_id = r.run_id and c.consumer = $2 where r.run_id = $1`
+	selectBatchSamplesSQL = sampleColumns + `
+where s.batch_id = $6 and m.run_id = $1 and m.seq > $2 and m.seq <= $3 and ($4::text[] is null or m.status = any($4)) order by m.seq limit $5`
 
-	// A first delivery leaves a mark; a repeated one does not.
+	selectPlaceSQL = `
+select case when $3 then r.grouped_seq else r.sample_seq end, coalesce(c.delivered_seq, 0), coalesce(c.acked_seq, 0), coalesce(c.grouped, $3),
+       case when $3 then p.transcripts_place else p.transcripts_seq end, c.consumer is not null
+from run_counters r join run_pruning p using (run_id) left join consumers c on c.run_id = r.run_id and c.consumer = $2 where r.run_id = $1`
+
+	// A first delivery leaves a mark; a repeated one does not. The lock keeps the
+	// pruner from passing $5, after which the page began, before it sees the consumer.
+	// $6 is where a new consumer starts. Nothing counted means that it has passed.
 	deliverSQL = `
-with delivered as (
-    insert into consumers as c (run_id, consumer, delivered_seq, grouped) values ($1, $2, $3, $4)
+with kept as (
+    select from run_pruning where run_id = $1 and case when $4 then transcripts_place else transcripts_seq end <= $5 for share
+), delivered as (
+    insert into consumers as c (run_id, consumer, delivered_seq, acked_seq, start_seq, grouped) select $1, $2, $3, $6, $6, $4 from kept
     on conflict (run_id, consumer) do update set delivered_seq = excluded.delivered_seq, updated_at = statement_timestamp()
     where c.delivered_seq < excluded.delivered_seq and c.grouped = excluded.grouped
-    returning delivered_seq
+    returning delivered_seq, start_seq
+), marked as (
+    insert into consumer_marks (run_id, consumer, kind, seq, at)
+    select $1, $2, 'delivered', delivered_seq, statement_timestamp() from delivered where delivered_seq > start_seq
 )
-insert into consumer_marks (run_id, consumer, kind, seq, at)
-select $1, $2, 'delivered', delivered_seq, statement_timestamp() from delivered`
+select count(*) from kept`
 )
 
 // Samples returns the next page and notes the delivery. A page holds what was
 // durable when it was read, without gaps: nothing can later appear before its
-// end. Errors: ErrUnknownCursor, ErrNotFound, *FieldError for the consumer's name,
-// *ConflictError for a consumer that reads in the other order.
+// end. Errors: ErrUnknownCursor, ErrNotFound, *FieldError for the consumer's name or a
+// batch that cannot be asked for, *ConflictError for a consumer that reads in the other
+// order, *PrunedError for a place of which the samples are gone.
 func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, error) {
 	if query.Consumer != "" && !classPattern.MatchString(query.Consumer) {
 		return SamplePage{}, &FieldError{Path: "consumer", Problem: fmt.Sprintf("must be 1 to 64 letters, digits, dots, dashes or underscores, is %q", query.Consumer)}
 	}
+	if query.BatchID != nil && (query.Consumer != "" || query.WholeGroups) {
+		return SamplePage{}, &FieldError{Path: "batch", Problem: "must stand without consumer and without groups: acknowledging one batch's page would pass over the samples of others"}
+	}
 	var page SamplePage
-	var last, delivered int64
-	err := s.read(ctx, func(tx pgx.Tx) error {
-		var end, acked int64
-		var grouped bool
-		if err := tx.QueryRow(ctx, selectPlaceSQL, query.RunID, query.Consumer, query.WholeGroups).Scan(&end, &delivered, &acked, &grouped); err != nil {
+	var place readPlace
+	var last int64
+	err := s.read(ctx, func(tx pgx.Tx) (err error) {
+		if place, err = readPlaceOf(ctx, tx, &query); err != nil {
 			return err
 		}
-		if grouped != query.WholeGroups {
-			return &ConflictError{Subject: "consumer", Existing: query.Consumer, Problem: "reads " + orderName(grouped) + "; a consumer keeps to one order, so read " + orderName(!grouped) + " under another name"}
-		}
-		after := acked
-		if query.After != "" {
-			seq, err := query.After.seq(query.RunID, query.WholeGroups)
-			if err != nil {
-				return err
-			}
-			if seq > end {
-				return fmt.Errorf("a cursor beyond the end: %w", ErrUnknownCursor)
-			}
-			after = max(after, seq)
-		}
-		var err error
 		if query.WholeGroups {
-			page, last, err = readGroupPage(ctx, tx, query, after, end)
+			page, last, err = readGroupPage(ctx, tx, query, place.after, place.end)
 		} else {
-			page, last, err = readSamplePage(ctx, tx, query, after, end)
+			page, last, err = readSamplePage(ctx, tx, query, place.after, place.end)
 		}
 		return err
 	})
 	if err != nil {
 		return SamplePage{}, found(err, "reading the samples of run", query.RunID)
 	}
-	if query.Consumer != "" && last > delivered {
-		if _, err := s.pool.Exec(ctx, deliverSQL, query.RunID, query.Consumer, last, query.WholeGroups); err != nil {
+	if query.Consumer != "" && (last > place.delivered || place.starts()) {
+		var kept int
+		err := s.pool.QueryRow(ctx, deliverSQL, query.RunID, query.Consumer, last, query.WholeGroups, place.after, place.start).Scan(&kept)
+		if err == nil && kept == 0 {
+			err = s.prunedMeanwhile(ctx, &query)
+		}
+		if err != nil {
 			return SamplePage{}, fmt.Errorf("noting a delivery of run %s: %w", query.RunID, err)
 		}
 	}
@@ -184,7 +192,11 @@ func (q *SampleQuery) statuses() (names []string) {
 // readSamplePage returns the page in (after, end] and the place where it ends.
 func readSamplePage(ctx context.Context, tx pgx.Tx, query SampleQuery, after, end int64) (SamplePage, int64, error) {
 	limit := pageLimit(query.Limit)
-	rows, err := tx.Query(ctx, selectSamplesSQL, query.RunID, after, end, query.statuses(), limit+1)
+	sql, args := selectSamplesSQL, []any{query.RunID, after, end, query.statuses(), limit + 1}
+	if query.BatchID != nil {
+		sql, args = selectBatchSamplesSQL, append(args, *query.BatchID)
+	}
+	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return SamplePage{}, 0, err
 	}
@@ -257,11 +269,14 @@ func readSampleOf(ctx context.Context, from queryer, sessionID uuid.UUID) (Sampl
 }
 
 // SampleOf returns the sample of one session with its tokens, or ErrNotFound for
-// a session that is unknown or has not ended.
+// a session that is unknown or has not ended, or *PrunedError once its tokens are gone.
 func (s *Store) SampleOf(ctx context.Context, sessionID uuid.UUID) (Sample, error) {
 	samples := make([]Sample, 1)
 	err := s.read(ctx, func(tx pgx.Tx) (err error) {
 		if samples[0], err = readSampleOf(ctx, tx, sessionID); err != nil {
+			return err
+		}
+		if err := tokensMustExist(ctx, tx, &samples[0]); err != nil {
 			return err
 		}
 		return loadTokens(ctx, tx, samples)

@@ -95,8 +95,11 @@ func TestAcknowledgedSamplesAreNotDeliveredAgain(t *testing.T) {
 	if got := seqs(f.samples(store.SampleQuery{Consumer: "trainer"})); fmt.Sprint(got) != "[4 5 6]" {
 		t.Errorf("after acknowledging 3: %v", got)
 	}
-	if got := seqs(f.samples(store.SampleQuery{Consumer: "trainer", After: first.Samples[0].Cursor})); fmt.Sprint(got) != "[4 5 6]" {
-		t.Errorf("with an older cursor: %v", got)
+	if got := seqs(f.samples(store.SampleQuery{Consumer: "trainer", After: first.Samples[0].Cursor})); fmt.Sprint(got) != "[2 3 4 5 6]" {
+		t.Errorf("from a checkpoint's cursor: %v", got)
+	}
+	if got := seqs(f.samples(store.SampleQuery{Consumer: "trainer"})); fmt.Sprint(got) != "[4 5 6]" {
+		t.Errorf("after looking back: %v", got)
 	}
 	if got := seqs(f.samples(store.SampleQuery{Consumer: "logger"})); len(got) != 6 {
 		t.Errorf("another consumer: %v", got)

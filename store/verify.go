@@ -67,11 +67,26 @@ where c.run_id = $1 and c.groups_without_signal <> coalesce(g.n, 0)
 union all
 select 'session ' || s.session_id || ', turns', s.turns, coalesce(t.n, 0)
 from sessions s left join (select session_id, count(*) as n from turns where run_id = $1 group by session_id) t using (session_id)
-where s.run_id = $1 and s.turns <> coalesce(t.n, 0)
+where s.run_id = $1 and s.turns <> coalesce(t.n, 0) and not ` + historyPrunedCondition + `
 union all
 select 'session ' || s.session_id || ', history', s.event_seq, coalesce(e.n, 0) + s.turns
 from sessions s left join (select session_id, count(*) as n from session_events where run_id = $1 group by session_id) e using (session_id)
-where s.run_id = $1 and s.event_seq <> coalesce(e.n, 0) + s.turns`
+where s.run_id = $1 and s.event_seq <> coalesce(e.n, 0) + s.turns and not ` + historyPrunedCondition + `
+union all
+select 'consumer ' || c.consumer || ', place', c.delivered_seq, least(c.delivered_seq, case when c.grouped then r.grouped_seq else r.sample_seq end)
+from consumers c join run_counters r using (run_id)
+where c.run_id = $1 and c.delivered_seq > case when c.grouped then r.grouped_seq else r.sample_seq end
+union all
+select 'consumer ' || c.consumer || ', consumed', coalesce(k.n, 0), n.n
+from consumers c left join (select consumer, sum(consumed)::bigint as n from consumer_classes where run_id = $1 group by consumer) k using (consumer),
+lateral (select case when c.grouped then (select coalesce(sum(usable), 0) from groups where run_id = $1 and place > c.start_seq and place <= c.acked_seq)
+                else (select count(*) from samples where run_id = $1 and seq > c.start_seq and seq <= c.acked_seq and status in ('completed', 'truncated')) end as n) n
+where c.run_id = $1 and coalesce(k.n, 0) <> n.n`
+
+// historyPrunedCondition holds for a session s of which events and turns are pruned;
+// its row says how many there were.
+const historyPrunedCondition = `exists (
+    select from samples m join run_pruning p using (run_id) where m.session_id = s.session_id and m.seq <= p.history_seq)`
 
 // VerifyCounters recomputes what the counters of a run count, A, N and Q of every
 // class first of all, and returns an error that names every difference. It reads

@@ -28,6 +28,8 @@ type ClassBacklog struct {
 	// Groups of one member count too.
 	GroupsEnded         int64 `json:"groups_ended" doc:"Groups whose members have all ended."`
 	GroupsWithoutSignal int64 `json:"groups_without_signal" doc:"Those of them with two usable members or more that all have the same reward."`
+	// Paused is the run's: one reason holds for all classes.
+	Paused string `json:"paused,omitzero" doc:"Why no queued session is started at the moment, such as undelivered samples 512 of 500; absent when they are."`
 }
 
 // Backlog is one snapshot of a run.
@@ -36,6 +38,10 @@ type Backlog struct {
 	At      time.Time      `json:"at"`
 	Classes []ClassBacklog `json:"classes" nullable:"false"`
 	Total   ClassBacklog   `json:"total" doc:"Sums over the classes; the oldest hold and the longest drain of any."`
+	// Undelivered is what back-pressure goes by.
+	Undelivered      int64      `json:"undelivered" doc:"Ended samples that the slowest consumer has not acknowledged; without a consumer all of them; of whole groups only, if that is what it reads."`
+	UndeliveredLimit *int       `json:"undelivered_limit,omitzero" doc:"The contract's; absent means unbounded."`
+	PausedAt         *time.Time `json:"paused_at,omitzero" doc:"Since when no queued session is started; absent when they are."`
 }
 
 // ClassMixture is one class's part in the mixture.

@@ -22,6 +22,8 @@ type NewContract struct {
 	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable (failed or stale) member: partial (the default) delivers the members that are usable, refill releases another one in its place, end cancels the others."`
 	GroupRefills   *int         `json:"group_refills,omitzero" minimum:"0" maximum:"1024" doc:"With refill: how many members may be released anew for one group; absent means as many as its size. Beyond that the group is delivered as it is."`
 	SpareMembers   int          `json:"spare_members,omitzero" minimum:"0" maximum:"1024" doc:"Members released with every group of two or more beyond its size. Once as many as its size are usable, the rest is cancelled."`
+	// UndeliveredLimit is back-pressure.
+	UndeliveredLimit *int `json:"undelivered_limit,omitzero" minimum:"1" maximum:"100000000" doc:"Ended samples that may wait for the slowest consumer's acknowledgement (all of them while there is no consumer; whole groups only, if it reads those). At the limit no queued session is started until they are down to three quarters of it; sessions under way go on. Must be more than the trainer holds unacknowledged at a time. Absent means unbounded."`
 }
 
 // Contract is one version of a run's contract.
@@ -35,7 +37,9 @@ type Contract struct {
 	GroupPolicy    string       `json:"group_policy" enum:"partial,refill,end"`
 	GroupRefills   *int         `json:"group_refills,omitzero" doc:"Absent means as many as a group's size."`
 	SpareMembers   int          `json:"spare_members"`
-	CreatedAt      time.Time    `json:"created_at"`
+	// UndeliveredLimit is back-pressure.
+	UndeliveredLimit *int      `json:"undelivered_limit,omitzero" doc:"Absent means unbounded."`
+	CreatedAt        time.Time `json:"created_at"`
 }
 
 // ContractHistory is all versions of a run's contract, oldest first.

@@ -95,6 +95,7 @@ type Consumer struct {
 	DeliveredSeq    int64     `json:"delivered_seq"`
 	Acknowledged    string    `json:"acknowledged"`
 	AcknowledgedSeq int64     `json:"acknowledged_seq"`
+	StartSeq        int64     `json:"start_seq,omitzero" doc:"Where it began, if not at the beginning: what is before was never given to it."`
 	Groups          string    `json:"groups,omitzero" enum:"whole" doc:"whole: it reads whole groups, and its places count samples in that order; absent for completion order."`
 	UpdatedAt       time.Time `json:"updated_at"`
 }

@@ -48,6 +48,7 @@ type Session struct {
 	Instance        string          `json:"instance,omitzero" doc:"Where it is admitted."`
 	Instances       []string        `json:"instances" nullable:"false" doc:"All instances it has visited."`
 	HoldReason      string          `json:"hold_reason,omitzero"`
+	QueueReason     string          `json:"queue_reason,omitzero" doc:"Why a queued session is not started: too many undelivered samples, or max_concurrency."`
 	Holds           int             `json:"holds" doc:"How often it was held."`
 	CancelRequested bool            `json:"cancel_requested"`
 	CancelReason    string          `json:"cancel_reason,omitzero"`
