@@ -240,17 +240,8 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		Usage:     wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
 		ReleasedAt: sample.ReleasedAt.UTC(), FirstAdmittedAt: utc(sample.FirstAdmittedAt), EndedAt: sample.EndedAt.UTC(),
 	}
-	tokens := sample.Tokens
-	if tokens == nil {
-		return w
-	}
-	w.Segments = make([]wire.Segment, len(tokens.Segments))
-	for i, segment := range tokens.Segments {
-		w.Segments[i] = wire.Segment{Kind: string(segment.Kind), Turn: segment.Turn, Start: segment.Start, Count: segment.Count, PolicyVersion: segment.PolicyVersion}
-	}
-	if encoding == encodingPacked {
-		w.Packed = wire.Pack(tokens.TokenIDs, tokens.LossMask, tokens.Logprobs)
-		return w
+	if sample.Tokens != nil {
+		putTokens(&w, sample.Tokens, encoding)
 	}
 	return w
 }

@@ -224,7 +224,7 @@ func wireTurn(turn *store.Turn) wire.Turn {
 		OutputTokens: turn.OutputTokens, AppendedTokens: turn.AppendedTokens,
 		StartedAt: turn.StartedAt.UTC(), CommittedAt: turn.CommittedAt.UTC(),
 		QueueSeconds: turn.QueueSeconds, PrefillSeconds: turn.PrefillSeconds, DecodeSeconds: turn.DecodeSeconds,
-		TotalSeconds: turn.TotalSeconds, ToolSeconds: turn.ToolSeconds, FinishReason: turn.FinishReason, Attempts: turn.Attempts,
+		TotalSeconds: turn.TotalSeconds, ToolSeconds: turn.ToolSeconds, FinishReason: turn.FinishReason, KeptTokens: turn.KeptTokens, Attempts: turn.Attempts,
 		Resumes: turn.Resumes, TokensRegenerated: turn.TokensRegenerated,
 	}
 	if turn.CachedTokens >= 0 {
@@ -237,6 +237,7 @@ func wireUsage(usage *store.Usage) wire.Usage {
 	return wire.Usage{
 		Turns: usage.Turns, PromptTokens: usage.PromptTokens, CachedTokens: usage.CachedTokens,
 		OutputTokens: usage.OutputTokens, ContextTokens: usage.ContextTokens, TokenSeconds: usage.TokenSeconds,
+		Rewrites: usage.Rewrites, EarlierTokens: usage.EarlierTokens,
 		Resumes: usage.Resumes, TokensRegenerated: usage.TokensRegenerated,
 	}
 }

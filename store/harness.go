@@ -64,7 +64,7 @@ from sessions s where session_id = $1`
 	selectTurnOfRequestSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
        appended_tokens, started_at, committed_at, queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds,
-       finish_reason, attempts, resumes, tokens_regenerated
+       finish_reason, kept_tokens, attempts, resumes, tokens_regenerated
 from turns where session_id = $1 and request_id = $2`
 
 	selectRequestsSQL = `select request_id from turns where session_id = $1 and request_id is not null`

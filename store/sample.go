@@ -104,7 +104,7 @@ select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.me
        m.reward, m.score_detail, m.finish_reason, m.problem,
        s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version), m.staleness,
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, m.tokens, s.token_seconds,
-       s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
+       s.rewrites, s.earlier_tokens, s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
        s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at
 from samples m join sessions s using (session_id) join tasks t using (task_id) left join groups g on g.group_id = s.task_id`
 
@@ -233,7 +233,7 @@ func pageFit(samples []Sample, limit int, query SampleQuery) int {
 			return i
 		}
 		if query.WithTokens {
-			bytes += samples[i].Usage.ContextTokens * packedTokenBytes
+			bytes += (samples[i].Usage.ContextTokens + samples[i].Usage.EarlierTokens) * packedTokenBytes
 		}
 		if i > 0 && bytes > maxBytes {
 			return i
@@ -249,7 +249,7 @@ func scanSample(row pgx.CollectableRow) (Sample, error) {
 		&x.Reward, &x.ScoreDetail, &x.FinishReason, &x.Problem,
 		&x.PolicyVersion, &x.MinPolicyVersion, &x.MaxPolicyVersion, &x.Staleness,
 		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
-		&x.Usage.Resumes, &x.Usage.TokensRegenerated,
+		&x.Usage.Rewrites, &x.Usage.EarlierTokens, &x.Usage.Resumes, &x.Usage.TokensRegenerated,
 		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
 		&x.Instances, &x.Metadata, &x.ReleasedAt, &x.FirstAdmittedAt, &x.EndedAt)
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math"
+	"slices"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -17,6 +18,9 @@ const (
 	SegmentPrompt    SegmentKind = "prompt"
 	SegmentAppended  SegmentKind = "appended"
 	SegmentGenerated SegmentKind = "generated"
+	// SegmentKept is what a sequence has in common with the one before it; the tokens
+	// that the policy sampled in it count there.
+	SegmentKept SegmentKind = "kept"
 )
 
 // Segment is a stretch of a sample's tokens.
@@ -30,14 +34,20 @@ type Segment struct {
 	PolicyVersion int64
 }
 
-// SampleTokens are a sample's tokens. TokenIDs and LossMask are of equal length;
-// Logprobs is as long, 0 where LossMask is 0, or nil if none were asked for.
+// SampleTokens are a sample's tokens: one sequence, or several where a harness
+// rewrote its history. TokenIDs and LossMask are of equal length; Logprobs is as long,
+// 0 where LossMask is 0, or nil if none were asked for.
 type SampleTokens struct {
 	TokenIDs []int32
-	// LossMask is 1 where the policy generated the token.
+	// LossMask is 1 where the policy generated the token in this very sequence.
 	LossMask []uint8
 	Logprobs []float32
 	Segments []Segment
+	// Kept is how many tokens a sequence after the first shares with the one before it.
+	Kept int
+	// Earlier are the sequences that rewrites left, oldest first: TokenIDs and the
+	// others are the last one, which the session ended with.
+	Earlier []SampleTokens
 }
 
 const (
@@ -95,7 +105,7 @@ func addPrompts(rows pgx.Rows, bySession map[uuid.UUID]*Sample) error {
 			return err
 		}
 		if count := len(t.TokenIDs); count > 0 {
-			t.LossMask = t.LossMask[:count]
+			t.LossMask = append(t.LossMask, make([]uint8, count)...)
 			t.Segments = append(t.Segments, Segment{Kind: SegmentPrompt, Count: count, PolicyVersion: sample.PolicyVersion})
 		}
 	}
@@ -118,10 +128,18 @@ func addSegments(rows pgx.Rows, bySession map[uuid.UUID]*Sample) error {
 	return rows.Err()
 }
 
-// add appends a segment, which must begin where the tokens end.
+// add appends a segment, which begins where the tokens end or, after a rewrite, before that.
 func (t *SampleTokens) add(segment Segment, packedIDs, packedLogprobs []byte) (err error) {
-	if segment.Start != len(t.TokenIDs) {
+	switch {
+	case segment.Start > len(t.TokenIDs):
 		return fmt.Errorf("a segment begins at token %d, the one before ends at %d", segment.Start, len(t.TokenIDs))
+	case segment.Start < len(t.TokenIDs) && segment.Turn == 0:
+		t.cut(segment.Start)
+	case segment.Start < len(t.TokenIDs):
+		t.rewrite(&segment)
+	}
+	if segment.Count == 0 {
+		return nil
 	}
 	if t.TokenIDs, err = unpackTokens(t.TokenIDs, packedIDs, segment.Count); err != nil {
 		return err
@@ -144,23 +162,64 @@ func (t *SampleTokens) add(segment Segment, packedIDs, packedLogprobs []byte) (e
 	return nil
 }
 
+// cut drops what follows the first tokens of a prompt, which was never sent.
+func (t *SampleTokens) cut(tokens int) {
+	t.TokenIDs, t.LossMask, t.Segments = t.TokenIDs[:tokens], t.LossMask[:tokens], t.Segments[:0]
+	if tokens > 0 {
+		// The prompt was the only segment.
+		t.Segments = t.Segments[:1]
+		t.Segments[0].Count = tokens
+	}
+}
+
+// rewrite begins a new sequence, which has its first tokens in common with the one
+// that it leaves.
+func (t *SampleTokens) rewrite(first *Segment) {
+	left := *t
+	left.Earlier = nil
+	kept := first.Start
+	*t = SampleTokens{
+		TokenIDs: slices.Clone(left.TokenIDs[:kept]), LossMask: make([]uint8, kept), Kept: kept, Earlier: append(t.Earlier, left),
+	}
+	if kept > 0 {
+		t.Segments = []Segment{{Kind: SegmentKept, Turn: first.Turn, Count: kept, PolicyVersion: first.PolicyVersion}}
+	}
+}
+
 // checkTokens pads the log-probabilities to full length and refuses arrays that
 // do not agree with each other or with what was counted.
 func (s *Sample) checkTokens() error {
 	t := s.Tokens
+	earlier := int64(0)
+	for i := range t.Earlier {
+		if err := t.Earlier[i].check(); err != nil {
+			return fmt.Errorf("sequence %d: %w", i, err)
+		}
+		earlier += int64(len(t.Earlier[i].TokenIDs))
+	}
+	if err := t.check(); err != nil {
+		return err
+	}
+	if int64(len(t.TokenIDs)) != s.Usage.ContextTokens || earlier != s.Usage.EarlierTokens {
+		return fmt.Errorf("%d token ids after %d of earlier sequences, counted were %d after %d", len(t.TokenIDs), earlier, s.Usage.ContextTokens, s.Usage.EarlierTokens)
+	}
+	if s.Reward != nil && (math.IsNaN(*s.Reward) || math.IsInf(*s.Reward, 0)) {
+		return fmt.Errorf("the reward is %v", *s.Reward)
+	}
+	return nil
+}
+
+func (t *SampleTokens) check() error {
 	if t.Logprobs != nil {
 		t.Logprobs = append(t.Logprobs, make([]float32, len(t.TokenIDs)-len(t.Logprobs))...)
 	}
-	if int64(len(t.TokenIDs)) != s.Usage.ContextTokens || len(t.LossMask) != len(t.TokenIDs) {
-		return fmt.Errorf("%d token ids and %d mask entries, counted were %d", len(t.TokenIDs), len(t.LossMask), s.Usage.ContextTokens)
+	if len(t.LossMask) != len(t.TokenIDs) {
+		return fmt.Errorf("%d token ids and %d mask entries", len(t.TokenIDs), len(t.LossMask))
 	}
 	for i, logprob := range t.Logprobs {
 		if math.IsNaN(float64(logprob)) || math.IsInf(float64(logprob), 0) {
 			return fmt.Errorf("log-probability %d is %v", i, logprob)
 		}
-	}
-	if s.Reward != nil && (math.IsNaN(*s.Reward) || math.IsInf(*s.Reward, 0)) {
-		return fmt.Errorf("the reward is %v", *s.Reward)
 	}
 	return nil
 }

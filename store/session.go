@@ -38,6 +38,10 @@ type Usage struct {
 	OutputTokens int64
 	// ContextTokens is the length of the context at the end.
 	ContextTokens int64
+	// Rewrites counts how often a harness left the context, and EarlierTokens sums the
+	// lengths of the sequences that it left.
+	Rewrites      int
+	EarlierTokens int64
 	// TokenSeconds integrates the context's length over the residency: block-seconds
 	// times the tokens per block.
 	TokenSeconds float64
@@ -116,7 +120,7 @@ select s.session_id, s.run_id, s.pool, s.batch_id, s.task_id, t.external_id, s.m
        s.policy_version, coalesce(s.instance, ''), s.instances, coalesce(s.hold_reason, ''), s.holds,
        s.cancel_requested_at is not null, s.cancel_reason,
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, s.context_tokens, s.token_seconds,
-       s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, coalesce(m.score_seconds, 0),
+       s.rewrites, s.earlier_tokens, s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, coalesce(m.score_seconds, 0),
        s.released_at, s.dispatched_at, s.first_admitted_at, s.held_since, s.ended_at,
        coalesce(m.seq, 0), m.reward, m.score_detail, coalesce(m.problem, '')
 from sessions s join tasks t using (task_id) left join samples m using (session_id)`
@@ -175,7 +179,7 @@ func scanSession(row pgx.CollectableRow) (Session, error) {
 	err := row.Scan(&x.ID, &x.RunID, &x.Pool, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.Class, &x.State, &status,
 		&x.PolicyVersion, &x.Instance, &x.Instances, &x.HoldReason, &x.Holds, &x.CancelRequested, &x.CancelReason,
 		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
-		&x.Usage.Resumes, &x.Usage.TokensRegenerated,
+		&x.Usage.Rewrites, &x.Usage.EarlierTokens, &x.Usage.Resumes, &x.Usage.TokensRegenerated,
 		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
 		&x.ReleasedAt, &x.DispatchedAt, &x.FirstAdmittedAt, &x.HeldSince, &x.EndedAt,
 		&x.SampleSeq, &x.Reward, &x.ScoreDetail, &x.Problem)

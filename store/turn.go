@@ -24,6 +24,9 @@ type TurnCommit struct {
 	// parts of it were generated under others, and are nil where none were.
 	PolicyVersion int64
 	Versions      []VersionSpan
+	// Kept, if set, is how many tokens of the context before it the turn kept: a harness
+	// rewrote the rest, and the session goes on in a new sequence of tokens. nil keeps all.
+	Kept *int64
 	// Appended are the ids that the environment added before this
 	// call, Generated those that the call produced.
 	Appended  []int32
@@ -47,8 +50,16 @@ type TurnCommit struct {
 	FinishReason string
 	// RequestID is the harness's name for the call that made the turn; empty for our own.
 	RequestID string
+	// Seen is what the harness has seen after the turn, nil where it speaks in token ids.
+	Seen *Seen
 	// 0 attempts mean 1.
 	TurnEffort
+}
+
+// Seen identifies what a harness has been shown: so many messages, or bytes of text.
+type Seen struct {
+	Length int
+	Digest []byte
 }
 
 // Turn is one committed model call.
@@ -72,6 +83,8 @@ type Turn struct {
 	TotalSeconds   float64
 	ToolSeconds    float64
 	FinishReason   string
+	// KeptTokens is nil unless the turn began a rewritten context; see TurnCommit.Kept.
+	KeptTokens *int64
 	TurnEffort
 }
 
@@ -84,21 +97,24 @@ with session as (
     update sessions set
         turns = turns + 1, event_seq = event_seq + 1, granted_turn = null, granted_at = null,
         prompt_tokens = prompt_tokens + $7, cached_tokens = cached_tokens + coalesce($9, 0), output_tokens = output_tokens + $10,
-        context_tokens = context_tokens + $11 + $10,
+        context_tokens = coalesce($32, context_tokens) + $11 + $10,
+        rewrites = rewrites + case when $32::bigint is not null and turns > 0 then 1 else 0 end,
+        earlier_tokens = earlier_tokens + case when $32::bigint is not null and turns > 0 then context_tokens else 0 end,
         token_seconds = token_seconds + coalesce(context_tokens * greatest(0, extract(epoch from statement_timestamp() - token_mark)), 0),
         token_mark = case when token_mark is null then null else greatest(token_mark, statement_timestamp()) end,
         queue_seconds = queue_seconds + $13, prefill_seconds = prefill_seconds + $14, decode_seconds = decode_seconds + $15,
         tool_seconds = tool_seconds + $17, finish_reason = $18,
         min_policy_version = least(min_policy_version, $27), max_policy_version = greatest(max_policy_version, $28),
         resumes = resumes + $29, tokens_regenerated = tokens_regenerated + $30
-    where session_id = $1 and turns = $2 and ` + liveCondition + `
+    where session_id = $1 and turns = $2 and coalesce($32, 0) <= context_tokens and ` + liveCondition + `
     returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
 ), turn as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
                        cached_tokens, output_tokens, appended_tokens, started_at, committed_at,
                        queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts,
-                       resumes, tokens_regenerated, request_id)
-    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19, $29, $30, nullif($31, '')
+                       resumes, tokens_regenerated, request_id, kept_tokens, seen_length, seen_digest)
+    select $1, $2, run_id, event_seq, $3, $4, $5, $7, $8, $9, $10, $6, $12, statement_timestamp(), $13, $14, $15, $16, $17, $18, $19, $29, $30, nullif($31, ''),
+           $32, $33, $34
     from session
 ), segment as (
     insert into segments (session_id, turn, part, run_id, kind, policy_version, start_tokens, tokens, ids, logprobs)
@@ -115,7 +131,7 @@ select count(*) from session`
 	selectTurnsSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
        appended_tokens, started_at, committed_at, queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds,
-       finish_reason, attempts, resumes, tokens_regenerated
+       finish_reason, kept_tokens, attempts, resumes, tokens_regenerated
 from turns where session_id = $1 and turn > $2 order by turn limit $3`
 )
 
@@ -166,6 +182,9 @@ func (c *TurnCommit) check() error {
 	if strings.ContainsRune(c.RequestID, 0) || !utf8.ValidString(c.RequestID) {
 		return &FieldError{Path: "request_id", Problem: "must be text without U+0000"}
 	}
+	if c.Kept != nil && (*c.Kept < 0 || *c.Kept+int64(len(c.Appended)) != c.PromptTokens) {
+		return &FieldError{Path: "kept", Problem: fmt.Sprintf("must leave the prompt's %d tokens with the %d appended, is %d", c.PromptTokens, len(c.Appended), *c.Kept)}
+	}
 	if c.CachedTokens > c.PromptTokens {
 		return &FieldError{Path: "cached_tokens", Problem: fmt.Sprintf("must be at most the %d prompt tokens, is %d", c.PromptTokens, c.CachedTokens)}
 	}
@@ -197,10 +216,15 @@ func (c *TurnCommit) arguments() []any {
 		}
 	}
 	appended := int64(len(c.Appended))
+	var seenLength *int
+	var seenDigest []byte
+	if c.Seen != nil {
+		seenLength, seenDigest = &c.Seen.Length, c.Seen.Digest
+	}
 	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, appended, c.PromptTokens,
 		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), appended, c.StartedAt,
 		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
-		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID}
+		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID, c.Kept, seenLength, seenDigest}
 }
 
 // turnParts are the columns of a turn's segments.
@@ -218,14 +242,19 @@ func (c *TurnCommit) parts() turnParts {
 	var p turnParts
 	start := int64(0)
 	add := func(kind SegmentKind, ids []int32, logprobs []float32, version int64) {
-		if len(ids) == 0 {
+		// A rewrite that only drops tokens leaves a row of none, which says where.
+		if len(ids) == 0 && (kind != SegmentAppended || c.Kept == nil) {
 			return
 		}
 		p.parts = append(p.parts, int32(len(p.parts)))
 		p.kinds = append(p.kinds, string(kind))
 		p.starts = append(p.starts, start)
 		p.counts = append(p.counts, int32(len(ids)))
-		p.ids = append(p.ids, packTokens(ids))
+		packed := packTokens(ids)
+		if packed == nil {
+			packed = []byte{}
+		}
+		p.ids = append(p.ids, packed)
 		p.logprobs = append(p.logprobs, packLogprobs(logprobs))
 		p.versions = append(p.versions, version)
 		start += int64(len(ids))

@@ -141,8 +141,8 @@ func (p *storedPrompt) appendTo(dst []int32) ([]int32, error) {
 	return dst, nil
 }
 
-// Context returns all token ids of the session so far, in order: the prompt, then
-// everything appended and generated.
+// Context returns the session's context so far as token ids: the prompt, then everything
+// appended and generated, as the last rewrite left it.
 func (s *Store) Context(ctx context.Context, sessionID uuid.UUID) ([]int32, error) {
 	var ids []int32
 	batch := &pgx.Batch{}
@@ -162,9 +162,11 @@ func (s *Store) Context(ctx context.Context, sessionID uuid.UUID) ([]int32, erro
 			if err := rows.Scan(&start, &count, &packed); err != nil {
 				return err
 			}
-			if start != len(ids) {
+			if start > len(ids) {
 				return fmt.Errorf("a segment begins at token %d, the one before ends at %d", start, len(ids))
 			}
+			// A rewrite begins before the end.
+			ids = ids[:start]
 			var err error
 			if ids, err = unpackTokens(ids, packed, count); err != nil {
 				return err

@@ -13,9 +13,9 @@ import (
 
 // Segment is a stretch of a sample's tokens.
 type Segment struct {
-	Kind          string `json:"kind" enum:"prompt,appended,generated"`
+	Kind          string `json:"kind" enum:"prompt,appended,generated,kept" doc:"kept: the beginning that a sequence shares with the one before it."`
 	Turn          int    `json:"turn"`
-	Start         int    `json:"start" doc:"Index of its first token in the sample."`
+	Start         int    `json:"start" doc:"Index of its first token in the sample, or in the sequence."`
 	Count         int    `json:"count"`
 	PolicyVersion int64  `json:"policy_version" doc:"Weights that generated the tokens; for other kinds those of the turn that read them."`
 }
@@ -36,6 +36,17 @@ type PackedTokens struct {
 	TokenIDs []byte `json:"token_ids" doc:"Base64 of int32, little-endian."`
 	LossMask []byte `json:"loss_mask" doc:"Base64 of uint8."`
 	Logprobs []byte `json:"logprobs,omitzero" doc:"Base64 of float32, little-endian."`
+}
+
+// Sequence is one of the contexts of a session whose harness rewrote its history: a
+// trainable sequence of its own. A token has a loss mask of 1 in the one sequence in
+// whose context the policy sampled it; what was kept or sent again has 0. Tokens or
+// Packed is set, by the encoding asked for.
+type Sequence struct {
+	KeptTokens int           `json:"kept_tokens" doc:"How many of its first tokens are those of the sequence before it; 0 for the first."`
+	Segments   []Segment     `json:"segments" nullable:"false"`
+	Tokens     *Tokens       `json:"tokens,omitzero"`
+	Packed     *PackedTokens `json:"packed,omitzero"`
 }
 
 // Sample is the finished product of one session. A session of every status has
@@ -72,6 +83,7 @@ type Sample struct {
 	Segments         []Segment       `json:"segments,omitzero" nullable:"false"`
 	Tokens           *Tokens         `json:"tokens,omitzero" doc:"With encoding=json."`
 	Packed           *PackedTokens   `json:"packed,omitzero" doc:"With encoding=packed."`
+	Sequences        []Sequence      `json:"sequences,omitzero" nullable:"false" doc:"Of a session whose harness rewrote its history (usage.rewrites), oldest first, two or more: then segments, tokens and packed stand in them and not in the sample."`
 }
 
 // SamplePage is a piece of a run's samples in completion order or by whole groups.
@@ -165,17 +177,38 @@ func (p *PackedTokens) Unpack() (tokenIDs []int32, lossMask []uint8, logprobs []
 }
 
 // Arrays returns the sample's tokens whatever their encoding; all nil if the
-// sample came without.
+// sample came without. A sample of several sequences has no one array: that is an
+// error, so that none of them is lost unseen; see AllSequences.
 func (s *Sample) Arrays() (tokenIDs []int32, lossMask []uint8, logprobs []float32, err error) {
+	if len(s.Sequences) > 0 {
+		return nil, nil, nil, fmt.Errorf("sample %s has %d sequences, since its harness rewrote its history: read each of them", s.ID, len(s.Sequences))
+	}
+	return arrays(s.Tokens, s.Packed)
+}
+
+// AllSequences returns the sample's sequences: one, unless the harness rewrote its history.
+func (s *Sample) AllSequences() []Sequence {
+	if len(s.Sequences) > 0 {
+		return s.Sequences
+	}
+	return []Sequence{{Segments: s.Segments, Tokens: s.Tokens, Packed: s.Packed}}
+}
+
+// Arrays returns the sequence's tokens whatever their encoding.
+func (s *Sequence) Arrays() (tokenIDs []int32, lossMask []uint8, logprobs []float32, err error) {
+	return arrays(s.Tokens, s.Packed)
+}
+
+func arrays(tokens *Tokens, packed *PackedTokens) (tokenIDs []int32, lossMask []uint8, logprobs []float32, err error) {
 	switch {
-	case s.Packed != nil:
-		return s.Packed.Unpack()
-	case s.Tokens != nil:
-		lossMask = make([]uint8, len(s.Tokens.LossMask))
-		for i, bit := range s.Tokens.LossMask {
+	case packed != nil:
+		return packed.Unpack()
+	case tokens != nil:
+		lossMask = make([]uint8, len(tokens.LossMask))
+		for i, bit := range tokens.LossMask {
 			lossMask[i] = uint8(bit)
 		}
-		return s.Tokens.TokenIDs, lossMask, s.Tokens.Logprobs, nil
+		return tokens.TokenIDs, lossMask, tokens.Logprobs, nil
 	}
 	return nil, nil, nil, nil
 }

@@ -14,6 +14,8 @@ type Usage struct {
 	CachedTokens  int64   `json:"cached_tokens" doc:"Of these, found in prefix caches."`
 	OutputTokens  int64   `json:"output_tokens"`
 	ContextTokens int64   `json:"context_tokens" doc:"Length of the context at the end."`
+	Rewrites      int     `json:"rewrites,omitzero" doc:"How often a harness rewrote its history after the first turn; the sample then has one sequence more."`
+	EarlierTokens int64   `json:"earlier_tokens,omitzero" doc:"Lengths of the sequences that rewrites left, summed."`
 	TokenSeconds  float64 `json:"token_seconds" doc:"Context length integrated over residency."`
 
 	Resumes           int   `json:"resumes" doc:"Model calls that went on from the partial output of one that was cut."`
@@ -90,6 +92,7 @@ type Turn struct {
 	TotalSeconds          float64   `json:"total_seconds"`
 	ToolSeconds           float64   `json:"tool_seconds" doc:"In the environment before this call."`
 	FinishReason          string    `json:"finish_reason"`
+	KeptTokens            *int64    `json:"kept_tokens,omitzero" doc:"Where a harness rewrote its history before this call: how many tokens of the context before it were kept."`
 	Attempts              int       `json:"attempts" doc:"Calls made for this turn, failed ones included."`
 	Resumes               int       `json:"resumes" doc:"Of these, calls that went on from partial output."`
 	TokensRegenerated     int64     `json:"tokens_regenerated" doc:"Sampled again because an earlier copy was lost with its worker; not part of output_tokens."`
