@@ -35,6 +35,10 @@ demo: build postgres ## Run a mixed batch on two simulated engines and print a s
 demo-faults: build postgres ## The demo while an engine crashes, events are lost and weights change
 	@$(BIN)/holdfast demo --faults
 
+.PHONY: demo-trainer
+demo-trainer: build postgres ## A Python trainer through six steps, while it and the service are killed
+	@$(PYTHON) api/python/examples/demo_trainer.py
+
 .PHONY: test
 test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
 	$(GO) test -timeout 20m ./...

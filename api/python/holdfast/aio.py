@@ -401,9 +401,9 @@ class AsyncGroups(_AsyncStream[Group], AsyncIterator[Group]):
         """The place after all groups handed out so far, for the trainer's checkpoint."""
         return self._book.position()
 
-    async def ack(self) -> Optional[documents.Consumer]:
-        """Acknowledge all groups handed out, once they are durable in the trainer; None if there is none yet."""
-        name, cursor = self._paging.query.consumer, self._book.position().cursor
+    async def ack(self, group: Optional[Group] = None) -> Optional[documents.Consumer]:
+        """Acknowledge all groups handed out, or those up to ``group``, once they are durable; None if there is none yet."""
+        name, place = self._paging.query.consumer, group.position if group else self._book.position()
         if not name:
             raise ValueError("groups that are read without a consumer cannot be acknowledged")
-        return await self._run.ack(cursor, consumer=name) if cursor else None
+        return await self._run.ack(place.cursor, consumer=name) if place.cursor else None

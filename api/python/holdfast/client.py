@@ -464,13 +464,13 @@ class Groups(_Stream[Group], Iterator[Group]):
         """The place after all groups handed out so far, for the trainer's checkpoint."""
         return self._book.position()
 
-    def ack(self) -> Optional[documents.Consumer]:
-        """Acknowledge all groups handed out.
+    def ack(self, group: Optional[Group] = None) -> Optional[documents.Consumer]:
+        """Acknowledge all groups handed out, or those up to ``group``.
 
         Call it when they are durable in the trainer, and their position with them.
         None if there is none yet.
         """
-        name, cursor = self._paging.query.consumer, self._book.position().cursor
+        name, place = self._paging.query.consumer, group.position if group else self._book.position()
         if not name:
             raise ValueError("groups that are read without a consumer cannot be acknowledged")
-        return self._run.ack(cursor, consumer=name) if cursor else None
+        return self._run.ack(place.cursor, consumer=name) if place.cursor else None

@@ -18,34 +18,6 @@ from .errors import PositionError
 
 
 @dataclass(frozen=True)
-class Group:
-    """All members of one task, in the order of their ``member``, whatever became of them."""
-
-    task: str
-    """The service's id of the task; count by it."""
-    task_id: str
-    """The trainer's own name for the task."""
-    batch: str
-    class_name: str
-    size: int
-    """Members that the task asked for; there can be more, spare and refilled ones, and more usable ones."""
-    outcome: str
-    """complete: as many usable members as asked for; partial: fewer; ended: an unusable member ended it."""
-    samples: List[Sample]
-
-    @property
-    def usable(self) -> List[Sample]:
-        """Members that are for training. They can be fewer than ``size``, or none."""
-        return [sample for sample in self.samples if sample.usable]
-
-    @property
-    def without_signal(self) -> bool:
-        """Whether its usable members, two or more, all have one and the same reward, as the backlog counts it."""
-        rewards = [sample.reward for sample in self.usable]
-        return len(rewards) > 1 and None not in rewards and len(set(rewards)) == 1
-
-
-@dataclass(frozen=True)
 class Position:
     """A place in a run's groups, for a trainer's checkpoint: all groups before it were handed out."""
 
@@ -63,6 +35,36 @@ class Position:
         return cls(str(document["cursor"]), int(document["seq"]))
 
 
+@dataclass(frozen=True)
+class Group:
+    """All members of one task, in the order of their ``member``, whatever became of them."""
+
+    task: str
+    """The service's id of the task; count by it."""
+    task_id: str
+    """The trainer's own name for the task."""
+    batch: str
+    class_name: str
+    size: int
+    """Members that the task asked for; there can be more, spare and refilled ones, and more usable ones."""
+    outcome: str
+    """complete: as many usable members as asked for; partial: fewer; ended: an unusable member ended it."""
+    samples: List[Sample]
+    position: Position
+    """The place after it."""
+
+    @property
+    def usable(self) -> List[Sample]:
+        """Members that are for training. They can be fewer than ``size``, or none."""
+        return [sample for sample in self.samples if sample.usable]
+
+    @property
+    def without_signal(self) -> bool:
+        """Whether its usable members, two or more, all have one and the same reward, as the backlog counts it."""
+        rewards = [sample.reward for sample in self.usable]
+        return len(rewards) > 1 and None not in rewards and len(set(rewards)) == 1
+
+
 class GroupBook:
     """Puts groups together and keeps the place after those handed out."""
 
@@ -78,7 +80,6 @@ class GroupBook:
         self._place = position
         self._seq = position.seq
         self._open: List[Sample] = []
-        self._ends: Dict[str, Position] = {}
 
     def position(self) -> Position:
         """The place after all groups handed out so far."""
@@ -94,9 +95,9 @@ class GroupBook:
         if len(self._open) < sample.group_members:
             return None
         members, self._open = self._open, []
-        self._ends[sample.task] = Position(sample.cursor, self._seq)
-        return Group(sample.task, sample.task_id, sample.batch, sample.class_name, sample.group_size, sample.group_outcome, members)
+        place = Position(sample.cursor, self._seq)
+        return Group(sample.task, sample.task_id, sample.batch, sample.class_name, sample.group_size, sample.group_outcome, members, place)
 
     def hand(self, group: Group) -> None:
         """Note that the trainer was given a group; they are given in the order in which they were put together."""
-        self._place = self._ends.pop(group.task)
+        self._place = group.position
