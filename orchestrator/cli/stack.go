@@ -78,7 +78,8 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
 		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights),
-		Scoring:    scoring.Config{Commands: s.commands, Access: access(&cfg.Environments)},
+		Scoring: scoring.Config{Commands: s.commands, Access: access(&cfg.Environments)},
+		Retention:  retention(&cfg.Retention),
 		Registerer: registry, Logger: s.log,
 	})
 	if err != nil {
@@ -120,6 +121,14 @@ func (s *stack) run(parent context.Context, started func(ctx context.Context, ad
 		return nil
 	}
 	return err
+}
+
+// retention is the service's form of what the configuration says.
+func retention(r *config.Retention) service.Retention {
+	return service.Retention{
+		Retention: store.Retention{Transcripts: r.Transcripts, History: r.History, EndedRuns: r.EndedRuns, RouterEvents: r.RouterEvents},
+		Interval:  r.Interval, StepSamples: r.StepSamples, StepPause: r.StepPause,
+	}
 }
 
 // access says which servers tasks may name: none where the configuration names none.

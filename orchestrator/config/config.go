@@ -33,6 +33,8 @@ type Config struct {
 	Router   Router   `koanf:"router"`
 	Weights  Weights  `koanf:"weights"`
 	Limits   Limits   `koanf:"limits"`
+	// Retention says what is kept for how long.
+	Retention Retention `koanf:"retention"`
 	// Environments says what tasks may have run and reached.
 	Environments Environments `koanf:"environments"`
 	Dev          Dev          `koanf:"dev"`
@@ -93,6 +95,46 @@ type Limits struct {
 	// EngineAttempts bounds the tries of one turn that engines answered with errors.
 	EngineAttempts int `koanf:"engine_attempts"`
 }
+
+// Retention says for how long what nobody needs any more is kept; 0 is for ever.
+type Retention struct {
+	// Transcripts, History: how long after every consumer's acknowledgement tokens,
+	// prompts and metadata are kept, and events and turns.
+	Transcripts time.Duration `koanf:"transcripts"`
+	History     time.Duration `koanf:"history"`
+	// EndedRuns is how long after its end a run keeps what was not acknowledged.
+	EndedRuns time.Duration `koanf:"ended_runs"`
+	// RouterEvents is how long decisions about instances are kept.
+	RouterEvents time.Duration `koanf:"router_events"`
+	// Interval is how often the owner of the pool looks.
+	Interval time.Duration `koanf:"interval"`
+	// StepSamples bounds the samples of one short transaction, StepPause lies between two.
+	StepSamples int           `koanf:"step_samples"`
+	StepPause   time.Duration `koanf:"step_pause"`
+}
+
+func (r *Retention) validate() error {
+	for _, limit := range []struct {
+		name        string
+		value       time.Duration
+		least, most time.Duration
+	}{
+		{"transcripts", r.Transcripts, 0, maxRetention}, {"history", r.History, 0, maxRetention},
+		{"ended_runs", r.EndedRuns, 0, maxRetention}, {"router_events", r.RouterEvents, 0, maxRetention},
+		{"interval", r.Interval, 100 * time.Millisecond, 24 * time.Hour}, {"step_pause", r.StepPause, 0, time.Minute},
+	} {
+		if limit.value < limit.least || limit.value > limit.most {
+			return &FieldError{"retention." + limit.name, fmt.Sprintf("%s is not between %s and %s", limit.value, limit.least, limit.most)}
+		}
+	}
+	if r.StepSamples < 1 || r.StepSamples > 10_000 {
+		return &FieldError{"retention.step_samples", fmt.Sprintf("%d is not between 1 and 10,000", r.StepSamples)}
+	}
+	return nil
+}
+
+// maxRetention is ten years, which is for ever for most.
+const maxRetention = 10 * 365 * 24 * time.Hour
 
 // Environments says what the tasks of trainers may have this process run and reach.
 type Environments struct {
@@ -169,6 +211,10 @@ func Default() Config {
 			LookInterval: 5 * time.Second, RetryInterval: 500 * time.Millisecond,
 		},
 		Limits: Limits{TurnsInFlight: 2_000, ContextCacheMiB: 512, EngineAttempts: 6},
+		Retention: Retention{
+			Transcripts: 7 * 24 * time.Hour, History: 30 * 24 * time.Hour, EndedRuns: 30 * 24 * time.Hour, RouterEvents: 7 * 24 * time.Hour,
+			Interval: time.Minute, StepSamples: 500, StepPause: 20 * time.Millisecond,
+		},
 		Dev: Dev{
 			DataDir: ".holdfast/dev", Engines: 2, EngineCapacityTokens: 400_000, TimeScale: 1,
 		},
@@ -215,6 +261,9 @@ func (c *Config) Validate() error {
 		return err
 	}
 	if err := c.Environments.validate(); err != nil {
+		return err
+	}
+	if err := c.Retention.validate(); err != nil {
 		return err
 	}
 	return c.validateListen()

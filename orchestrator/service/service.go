@@ -56,6 +56,8 @@ type Config struct {
 	Weights weights.Limits
 	// Scoring says what scorers may do and reach.
 	Scoring scoring.Config
+	// Retention says what is kept for how long.
+	Retention Retention
 
 	Registerer prometheus.Registerer
 	Logger     *slog.Logger
@@ -67,6 +69,7 @@ type Service struct {
 	name    string
 	metrics *metrics
 	tokens  *activities.Counters
+	pruned  *prometheus.CounterVec
 	owned   atomic.Pointer[owned]
 }
 
@@ -90,6 +93,9 @@ func New(cfg Config) (*Service, error) {
 	if cfg.Store == nil || cfg.Listener == nil || cfg.Temporal == nil || cfg.NewClient == nil || cfg.Logger == nil || cfg.Registerer == nil {
 		return nil, errors.New("service: store, listener, temporal client, engine client factory, registerer and logger are required")
 	}
+	if cfg.Retention.Interval <= 0 || cfg.Retention.StepSamples < 1 {
+		return nil, errors.New("service: a positive retention interval and step are required")
+	}
 	if cfg.Pool == "" || cfg.LeaseTTL <= 0 || cfg.TurnsInFlight < 1 {
 		return nil, errors.New("service: pool, a positive lease and a positive number of turns in flight are required")
 	}
@@ -101,12 +107,17 @@ func New(cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
+	pruned, err := newPrunedMetric(cfg.Registerer, cfg.Pool)
+	if err != nil {
+		return nil, fmt.Errorf("service: %w", err)
+	}
 	host, err := os.Hostname()
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
-	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens}
-	for _, c := range []prometheus.Collector{newFleetMetrics(cfg.Pool, s.statuses), newWeightMetrics(cfg.Pool, s.weightStatus)} {
+	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens, pruned: pruned}
+	for _, c := range []prometheus.Collector{newFleetMetrics(cfg.Pool, s.statuses), newWeightMetrics(cfg.Pool, s.weightStatus),
+		newPressureMetrics(cfg.Pool, cfg.Logger, func(ctx context.Context) ([]store.BackPressure, error) { return cfg.Store.BackPressures(ctx, cfg.Pool) })} {
 		if err := cfg.Registerer.Register(c); err != nil {
 			return nil, fmt.Errorf("service: registering metrics: %w", err)
 		}
@@ -206,6 +217,10 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	term.Go(func() error {
 		r := reconciler{store: s.cfg.Store, loop: loop, forget: engines.Forget, log: log}
 		return r.run(ctx)
+	})
+	term.Go(func() error {
+		p := pruner{store: s.cfg.Store, pool: s.cfg.Pool, keep: s.cfg.Retention, pruned: s.pruned, log: log}
+		return p.run(ctx)
 	})
 	term.Go(func() error { return s.work(ctx, acts) })
 	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
