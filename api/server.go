@@ -74,6 +74,7 @@ func New(config Config) (*Server, error) {
 	s.registerRuns()
 	s.registerBatches()
 	s.registerObservation()
+	s.registerPace()
 	s.registerSamples()
 	s.registerSessions()
 	s.registerPools()

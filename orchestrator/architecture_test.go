@@ -31,7 +31,7 @@ var allowed = map[string][]string{
 	"holdfast/store/storetest":                   {"holdfast/migrations", "holdfast/store", "holdfast/router", "holdfast/workflows/task", "holdfast/orchestrator/devserver"},
 	"holdfast/api/wire":                          {"holdfast/workflows/task"},
 	"holdfast/api/client":                        {"holdfast/api/wire", "holdfast/workflows/task"},
-	"holdfast/api":                               {"holdfast/api/wire", "holdfast/store", "holdfast/router", "holdfast/workflows", "holdfast/workflows/task", "holdfast/orchestrator/environment/spec"},
+	"holdfast/api":                               {"holdfast/api/wire", "holdfast/store", "holdfast/router", "holdfast/workflows", "holdfast/workflows/task", "holdfast/orchestrator/environment/spec", "holdfast/orchestrator/pace"},
 	"holdfast/orchestrator/config":               {},
 	"holdfast/orchestrator/devserver":            {},
 	"holdfast/orchestrator/engine":               {"holdfast/router"},
@@ -39,6 +39,7 @@ var allowed = map[string][]string{
 	"holdfast/orchestrator/kvevents":             {"holdfast/router", "holdfast/router/prefix"},
 	"holdfast/orchestrator/engine/tinygguf":      {},
 	"holdfast/orchestrator/enginetest":           {"holdfast/orchestrator/engine/tinygguf"},
+	"holdfast/orchestrator/pace":                 {},
 	"holdfast/orchestrator/pool":                 {"holdfast/router"},
 	"holdfast/orchestrator/fleet":                {"holdfast/router", "holdfast/store", "holdfast/orchestrator/engine", "holdfast/orchestrator/kvevents"},
 	"holdfast/orchestrator/weights":              {"holdfast/router", "holdfast/store", "holdfast/orchestrator/engine"},
@@ -61,7 +62,7 @@ var allowed = map[string][]string{
 // pureRooms may not import these packages: the router's decisions must depend on
 // events alone.
 var (
-	pureRooms      = []string{"holdfast/router", "holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/forecast", "holdfast/router/sim/instance"}
+	pureRooms      = []string{"holdfast/router", "holdfast/router/quota", "holdfast/router/residency", "holdfast/router/prefix", "holdfast/router/forecast", "holdfast/router/sim/instance", "holdfast/orchestrator/pace"}
 	impurePackages = []string{"os", "net", "net/http", "context", "log", "log/slog", "math/rand", "math/rand/v2", "sync", "runtime", "syscall"}
 )
 

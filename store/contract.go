@@ -17,9 +17,16 @@ const (
 	MaxStalenessBound = 10_000
 	// MaxUndeliveredLimit bounds the limit of undelivered samples.
 	MaxUndeliveredLimit = 100_000_000
+	// MaxRestarts bounds a contract's own bound on restarts.
+	MaxRestarts = 100
+	// MaxBudgetSeconds bounds a freshness budget.
+	MaxBudgetSeconds = 30 * 86_400.0
 	// ShareTolerance is how far the sum of the shares may be from 1.
 	ShareTolerance = 0.005
 )
+
+// defaultRestarts is how often a session is begun again unless the contract says.
+const defaultRestarts = 2
 
 var classPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$`)
 
@@ -46,12 +53,17 @@ const (
 	StaleFinish StalePolicy = "finish"
 	// StaleEnd ends it with status stale.
 	StaleEnd StalePolicy = "end"
+	// StaleRestart begins it again from its prompt, at most MaxRestarts times; after
+	// that, and for a harness's session, it is as StaleEnd.
+	StaleRestart StalePolicy = "restart"
 )
 
 // ClassShare is the target share of one class, rho_b, as a fraction.
 type ClassShare struct {
 	Class string  `json:"class"`
 	Share float64 `json:"share"`
+	// FreshnessBudgetSeconds is the class's own budget; 0 means the contract's.
+	FreshnessBudgetSeconds float64 `json:"freshness_budget_seconds,omitempty"`
 }
 
 // Contract is what a trainer asks of a run: the mixture, and how much of it may
@@ -72,6 +84,11 @@ type Contract struct {
 	SpareMembers int `json:"spare_members,omitempty"`
 	// StalePolicy is empty for StaleFinish.
 	StalePolicy StalePolicy `json:"stale_policy,omitempty"`
+	// MaxRestarts bounds what StaleRestart does to one session; nil means 2.
+	MaxRestarts *int `json:"max_restarts,omitempty"`
+	// FreshnessBudgetSeconds is how long a sample may take from release to end; it is
+	// measured against and enforces nothing. 0 means none.
+	FreshnessBudgetSeconds float64 `json:"freshness_budget_seconds,omitempty"`
 	// UndeliveredLimit bounds the ended samples that the slowest consumer has not
 	// acknowledged: at the limit no queued session is dispatched; see BackPressure. nil
 	// means unbounded.
@@ -108,21 +125,50 @@ func (c Contract) Normalise() (Contract, error) {
 	if err := c.normaliseGroups(); err != nil {
 		return Contract{}, err
 	}
-	switch c.StalePolicy {
-	case "":
-		c.StalePolicy = StaleFinish
-	case StaleFinish, StaleEnd:
-	case "restart":
-		return Contract{}, &FieldError{Path: "stale_policy", Problem: "cannot be restart yet: use finish or end, and release the tasks of stale samples anew"}
-	default:
-		return Contract{}, &FieldError{Path: "stale_policy", Problem: fmt.Sprintf("must be finish or end, is %q", c.StalePolicy)}
+	if err := c.normaliseStaleness(); err != nil {
+		return Contract{}, err
 	}
 	classes := make([]ClassShare, len(c.Classes))
 	for i, given := range c.Classes {
-		classes[i] = ClassShare{Class: given.Class, Share: given.Share / sum}
+		classes[i] = ClassShare{Class: given.Class, Share: given.Share / sum, FreshnessBudgetSeconds: given.FreshnessBudgetSeconds}
 	}
 	c.Classes = classes
 	return c, nil
+}
+
+func (c *Contract) normaliseStaleness() error {
+	switch c.StalePolicy {
+	case "":
+		c.StalePolicy = StaleFinish
+	case StaleFinish, StaleEnd, StaleRestart:
+	default:
+		return &FieldError{Path: "stale_policy", Problem: fmt.Sprintf("must be finish, end or restart, is %q", c.StalePolicy)}
+	}
+	switch {
+	case c.StalePolicy != StaleRestart && c.MaxRestarts != nil:
+		return &FieldError{Path: "max_restarts", Problem: fmt.Sprintf("must be absent unless stale_policy is restart, which is %q", c.StalePolicy)}
+	case c.StalePolicy == StaleRestart && c.MaxRestarts == nil:
+		restarts := defaultRestarts
+		c.MaxRestarts = &restarts
+	case c.MaxRestarts != nil && (*c.MaxRestarts < 1 || *c.MaxRestarts > MaxRestarts):
+		return &FieldError{Path: "max_restarts", Problem: fmt.Sprintf("must be between 1 and %d, is %d", MaxRestarts, *c.MaxRestarts)}
+	}
+	if err := checkBudget("freshness_budget_seconds", c.FreshnessBudgetSeconds); err != nil {
+		return err
+	}
+	for i := range c.Classes {
+		if err := checkBudget(fmt.Sprintf("classes[%d].freshness_budget_seconds", i), c.Classes[i].FreshnessBudgetSeconds); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkBudget(path string, seconds float64) error {
+	if !(seconds >= 0 && seconds <= MaxBudgetSeconds) {
+		return &FieldError{Path: path, Problem: fmt.Sprintf("must be between 0, for none, and %g, is %v", MaxBudgetSeconds, seconds)}
+	}
+	return nil
 }
 
 func (c *Contract) normaliseGroups() error {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"time"
 
@@ -61,10 +62,11 @@ insert into runs (run_id, pool, name, state, contract_version) values ($1, $2, $
 
 	runColumns = `
 select r.run_id, r.name, r.pool, r.state, r.created_at, r.ended_at,
-       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.group_refills, v.spare_members, v.stale_policy, v.undelivered_limit, v.created_at,
+       v.version, v.max_concurrency, v.staleness_bound, v.group_policy, v.group_refills, v.spare_members, v.stale_policy, v.undelivered_limit, v.max_restarts, coalesce(v.freshness_budget_seconds, 0), v.created_at,
        (select array_agg(c.class order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
        (select array_agg(c.share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
-       (select array_agg(c.given_share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version))
+       (select array_agg(c.given_share order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version)),
+       (select array_agg(coalesce(c.freshness_budget_seconds, 0) order by c.ordinal) from contract_classes c where (c.run_id, c.version) = (v.run_id, v.version))
 from runs r join contract_versions v on v.run_id = r.run_id`
 
 	selectRunSQL = runColumns + ` and v.version = r.contract_version where r.run_id = $1`
@@ -90,11 +92,14 @@ from run_counters c join runs r using (run_id)
 where c.run_id = $1`
 
 	insertContractVersionSQL = `
-insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy, group_refills, spare_members, undelivered_limit)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9)`
+insert into contract_versions (run_id, version, max_concurrency, staleness_bound, group_policy, stale_policy, group_refills, spare_members, undelivered_limit,
+                               max_restarts, freshness_budget_seconds)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, nullif($11::float8, 0))`
 
 	insertContractClassSQL = `
-insert into contract_classes (run_id, version, ordinal, class, share, given_share) values ($1, $2, $3, $4, $5, $6)`
+insert into contract_classes (run_id, version, ordinal, class, share, given_share, freshness_budget_seconds, released_before)
+values ($1, $2, $3, $4, $5, $6, nullif($7::float8, 0), coalesce(case when $8 then (select released_before from contract_classes where run_id = $1 and version = $2 - 1 and class = $4)
+                                                             else (select released from class_counters where run_id = $1 and class = $4) end, 0))`
 
 	ensureClassCountersSQL = `
 insert into class_counters (run_id, class) select $1, unnest($2::text[]) on conflict do nothing`
@@ -135,7 +140,7 @@ func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
 		batch.Queue(insertRunSQL, id, run.Pool, run.Name)
 		batch.Queue(insertRunCountersSQL, id)
 		batch.Queue(insertRunPruningSQL, id)
-		queueContract(batch, id, 1, contract, run.Contract.Classes)
+		queueContract(batch, id, 1, contract, run.Contract.Classes, false)
 		notify(batch, DispatchTopic())
 		return tx.SendBatch(ctx, batch).Close()
 	})
@@ -152,15 +157,29 @@ func (s *Store) CreateRun(ctx context.Context, run NewRun) (Run, error) {
 	return s.Run(ctx, id)
 }
 
-func queueContract(batch *pgx.Batch, runID uuid.UUID, version int, contract Contract, given []ClassShare) {
+// queueContract writes one version. sameShares as the version before lets what was
+// released go on counting.
+func queueContract(batch *pgx.Batch, runID uuid.UUID, version int, contract Contract, given []ClassShare, sameShares bool) {
 	batch.Queue(insertContractVersionSQL, runID, version, contract.MaxConcurrency, contract.StalenessBound, string(contract.GroupPolicy), string(contract.StalePolicy),
-		contract.GroupRefills, contract.SpareMembers, contract.UndeliveredLimit)
+		contract.GroupRefills, contract.SpareMembers, contract.UndeliveredLimit, contract.MaxRestarts, contract.FreshnessBudgetSeconds)
 	names := make([]string, len(contract.Classes))
 	for i, class := range contract.Classes {
 		names[i] = class.Class
-		batch.Queue(insertContractClassSQL, runID, version, i, class.Class, class.Share, given[i].Share)
+		batch.Queue(insertContractClassSQL, runID, version, i, class.Class, class.Share, given[i].Share, class.FreshnessBudgetSeconds, sameShares)
 	}
 	batch.Queue(ensureClassCountersSQL, runID, names)
+}
+
+// sameShares tells whether two contracts ask for one mixture.
+func sameShares(a, b []ClassShare) bool {
+	shares := func(classes []ClassShare) map[string]float64 {
+		m := make(map[string]float64, len(classes))
+		for _, c := range classes {
+			m[c.Class] = c.Share
+		}
+		return m
+	}
+	return maps.Equal(shares(a), shares(b))
 }
 
 // Run returns one run, or ErrNotFound.
@@ -180,17 +199,17 @@ func readRun(ctx context.Context, from queryer, id uuid.UUID) (Run, error) {
 func scanRun(row pgx.CollectableRow) (Run, error) {
 	var run Run
 	var names []string
-	var shares, given []float64
+	var shares, given, budgets []float64
 	contract := &run.Contract.Contract
 	err := row.Scan(&run.ID, &run.Name, &run.Pool, &run.State, &run.CreatedAt, &run.EndedAt,
-		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.GroupRefills, &contract.SpareMembers, &contract.StalePolicy, &contract.UndeliveredLimit, &run.Contract.CreatedAt,
-		&names, &shares, &given)
+		&run.Contract.Version, &contract.MaxConcurrency, &contract.StalenessBound, &contract.GroupPolicy, &contract.GroupRefills, &contract.SpareMembers, &contract.StalePolicy, &contract.UndeliveredLimit,
+		&contract.MaxRestarts, &contract.FreshnessBudgetSeconds, &run.Contract.CreatedAt, &names, &shares, &given, &budgets)
 	if err != nil {
 		return Run{}, err
 	}
 	for i, name := range names {
-		contract.Classes = append(contract.Classes, ClassShare{Class: name, Share: shares[i]})
-		run.Contract.Given = append(run.Contract.Given, ClassShare{Class: name, Share: given[i]})
+		contract.Classes = append(contract.Classes, ClassShare{Class: name, Share: shares[i], FreshnessBudgetSeconds: budgets[i]})
+		run.Contract.Given = append(run.Contract.Given, ClassShare{Class: name, Share: given[i], FreshnessBudgetSeconds: budgets[i]})
 	}
 	return run, nil
 }
@@ -280,7 +299,7 @@ func (s *Store) PutContract(ctx context.Context, runID uuid.UUID, contract Contr
 			return err
 		}
 		batch := &pgx.Batch{}
-		queueContract(batch, runID, lock.contractVersion+1, normalised, contract.Classes)
+		queueContract(batch, runID, lock.contractVersion+1, normalised, contract.Classes, sameShares(run.Contract.Contract.Classes, normalised.Classes))
 		batch.Queue(setContractVersionSQL, runID, lock.contractVersion+1)
 		notify(batch, DispatchTopic())
 		if err := tx.SendBatch(ctx, batch).Close(); err != nil {
