@@ -13,13 +13,12 @@ from pathlib import Path
 import holdfast
 
 checkpoint = Path(sys.argv[1] if len(sys.argv) > 1 else "checkpoint.json")
-state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "position": None, "trained": 0}
+state = json.loads(checkpoint.read_text()) if checkpoint.exists() else {"step": 0, "cursor": "", "trained": 0}
 steps = int(sys.argv[2]) if len(sys.argv) > 2 else 3
 
 with holdfast.Client() as client:
     run = client.run("plain-loop", contract=holdfast.Contract({"agent": 0.5, "rlvr": 0.5}, max_concurrency=64))
-    position = state["position"] and holdfast.Position.from_json(state["position"])
-    groups = run.groups(position=position)
+    groups = run.groups(after=state["cursor"])
     for step in range(state["step"], steps):
         tasks = [
             holdfast.Task(("agent", "rlvr")[i % 2], [1, 2, 3 + i], {"max_tokens": 64}, id=f"{step}-{i}", group_size=4)
@@ -32,8 +31,8 @@ with holdfast.Client() as client:
                 state["trained"] += sum(sample.loss_mask)
         with run.policy_update(client.policy().policy_version + 1):
             pass  # load the new weights into the engines
-        # The position becomes durable together with the weights; only then is anything acknowledged.
-        state.update(step=step + 1, position=groups.position().to_json())
+        # The cursor becomes durable together with the weights; only then is anything acknowledged.
+        state.update(step=step + 1, cursor=groups.cursor)
         checkpoint.write_text(json.dumps(state))
         groups.ack()
         print(step, state["trained"], "tokens trained,", run.mixture().total.tv_released_pp, "pp drift", flush=True)

@@ -64,8 +64,8 @@ def task_of(args, group, tokenizer):
 def collect(run, step, tasks):
     """Release tasks and wait for all their samples, by the trainer's id and the member."""
     batch, delivered = run.submit(tasks, key=holdfast.batch_key(step, tasks)), {}
-    # A rollout that is repeated may have acknowledged them: without a consumer they come all the same.
-    stream = run.samples(consumer="" if batch.replayed else None)
+    # A rollout that is repeated may have acknowledged them: by their batch they come all the same.
+    stream = run.samples(batch=batch.id) if batch.replayed else run.samples()
     while len(delivered) < batch.sessions:
         one = next(stream)
         if one.batch == batch.id:

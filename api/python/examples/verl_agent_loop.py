@@ -62,8 +62,8 @@ class HoldfastAgentLoopWorker(AgentLoopWorker):
             for name, members in groups.items()
         ]
         batch, samples, seen = await run.submit(tasks, key=holdfast.batch_key(step, tasks)), {}, set()
-        # A step that is repeated may have acknowledged them: without a consumer they come all the same.
-        stream = run.samples(consumer="" if batch.replayed else None)
+        # A step that is repeated may have acknowledged them: by their batch they come all the same.
+        stream = run.samples(batch=batch.id) if batch.replayed else run.samples()
         while len(seen) < batch.sessions:
             one = await stream.__anext__()
             if one.batch == batch.id:

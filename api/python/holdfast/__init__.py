@@ -10,17 +10,17 @@ from ._retry import RetryPolicy
 from .client import Client, Groups, Run, Samples, Session
 from .documents import (
     USABLE, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, Consumer, ContractVersion, Delivery,
-    Event, HarnessTurn, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment,
+    Event, HarnessTurn, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment, Sequence,
     SessionInfo, Times, Turn, Usage, WeightInstance, WeightUpdate,
 )
 from .errors import (
     BodyTimeoutError, ConflictError, EngineDoesNotAnswerError, ErrorDetail, ForbiddenError, HoldfastError,
     IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, LimitReachedError, MethodNotAllowedError, NotFoundError,
-    NotOwnerError, OverloadedError, PositionError, ProblemError, ProtocolError, RequestTimeoutError, RunEndedError,
+    NotOwnerError, OverloadedError, ProblemError, ProtocolError, PrunedError, RequestTimeoutError, RunEndedError,
     StoppingError, TooLargeError, UnauthorizedError, UnavailableError, UnknownClassError, UnknownCursorError,
     UnreachableError, UnsupportedMediaTypeError, WeightUpdateError,
 )
-from .groups import Group, Position
+from .groups import Group
 from .tasks import Contract, Task, batch_key
 from .tokens import NumpyTokens, TokenArrays
 from .version import VERSION as __version__
@@ -30,9 +30,9 @@ __all__ = [
     "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery", "EngineDoesNotAnswerError", "ErrorDetail", "Event",
     "ForbiddenError", "Group", "Groups", "HarnessTurn", "History", "HoldfastError", "IdempotencyKeyReusedError", "Instance",
     "InternalError", "InvalidJSONError", "InvalidRequestError", "LimitReachedError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan",
-    "NotFoundError", "NotOwnerError", "NumpyTokens", "OverloadedError", "Policy", "Pool", "Position", "PositionError",
-    "ProblemError", "ProtocolError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
-    "SamplePage", "Samples", "Segment", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
+    "NotFoundError", "NotOwnerError", "NumpyTokens", "OverloadedError", "Policy", "Pool",
+    "ProblemError", "ProtocolError", "PrunedError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
+    "SamplePage", "Samples", "Segment", "Sequence", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
     "TooLargeError", "Turn", "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError",
     "UnreachableError", "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "batch_key", "errors",
 ]

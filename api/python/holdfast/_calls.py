@@ -139,6 +139,8 @@ class SamplesQuery:
     max_bytes: Optional[int] = None
     encoding: str = "packed"
     statuses: Tuple[str, ...] = ()
+    start: str = ""
+    batch: str = ""
     whole_groups: bool = False
 
 
@@ -151,7 +153,7 @@ def samples(run: str, query: SamplesQuery, wait: float) -> Call[documents.Sample
     parameters = {
         "consumer": query.consumer, "after": query.after, "limit": query.limit, "max_bytes": query.max_bytes,
         "encoding": query.encoding, "status": ",".join(query.statuses), "wait": f"{wait:.3f}s" if wait > 0 else None,
-        "groups": "whole" if query.whole_groups else None,
+        "groups": "whole" if query.whole_groups else None, "start": query.start, "batch": query.batch,
     }
     return Call("GET", ["runs", run, "samples"], documents.page_of, parameters, wait_seconds=wait)
 
@@ -162,6 +164,10 @@ def ack(run: str, consumer: str, cursor: str) -> Call[documents.Consumer]:
 
 def consumers(run: str) -> Call[List[documents.Consumer]]:
     return Call("GET", ["runs", run, "consumers"], _member("consumers", documents.Consumer))
+
+
+def remove_consumer(run: str, consumer: str) -> Call[None]:
+    return Call("DELETE", ["runs", run, "consumers", consumer], _nothing)
 
 
 def backlog(run: str) -> Call[documents.Backlog]:

@@ -15,28 +15,25 @@ tokens are decoded when they are asked for.
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import ssl
 import uuid
 from contextlib import asynccontextmanager
 from typing import Any, AsyncContextManager, AsyncIterator, Generic, Iterable, List, Mapping, Optional, Sequence, TypeVar
 
-from . import _calls, documents
+from . import _calls, _flows, documents
 from ._async import AsyncConnections
 from ._calls import Call, Window
 from ._endpoint import Endpoint
+from ._flows import Flow
 from ._paging import Paging
 from ._retry import RetryPolicy, Tries
 from ._weights import Course
-from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
-from .groups import Group, GroupBook, Position
+from .errors import HoldfastError, problem_of
+from .groups import Gathering, Group
 from .tasks import AnyContract, AnyTask
 
 T = TypeVar("T")
-
-_log = logging.getLogger("holdfast")
-
 
 class AsyncClient:
     """A service, for one event loop. Any number of its tasks may use it at once."""
@@ -73,34 +70,36 @@ class AsyncClient:
                 pause = tries.pause(error)
             await asyncio.sleep(pause)
 
+    async def follow(self, flow: Flow[T]) -> T:
+        """Carry out what takes several calls."""
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    answer: Any = None
+                    if isinstance(step, Call):
+                        answer = await self.call(step)
+                    else:
+                        await asyncio.sleep(step)
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
     # Runs
 
     async def run(
         self, name: str, *, pool: str = "default", contract: Optional[AnyContract] = None, consumer: str = "trainer",
     ) -> "AsyncRun":
         """Open a run, or go on with the pool's active one if it has this name."""
-        known = await self._active_run(name, pool)
-        if known is not None:
-            if contract is not None:
-                known.contract = await self.call(_calls.put_contract(known.id, contract))
-            return AsyncRun(self, known, consumer)
-        if contract is None:
-            raise ValueError(f"pool {pool} serves no active run {name!r}; opening one takes a contract")
-        try:
-            return AsyncRun(self, await self.call(_calls.create_run(name, pool, contract)), consumer)
-        except (ConflictError, UnreachableError) as error:
-            # Another process was faster, or the answer was lost: it may be there now.
-            known = await self._active_run(name, pool)
-            if known is None:
-                raise error
-            return AsyncRun(self, known, consumer)
+        return AsyncRun(self, await self.follow(_flows.open_run(name, pool, contract)), consumer)
 
     async def open_run(self, run: str, *, consumer: str = "trainer") -> "AsyncRun":
         """A run by its id."""
         return AsyncRun(self, await self.call(_calls.get_run(run)), consumer)
-
-    async def _active_run(self, name: str, pool: str) -> Optional[documents.RunInfo]:
-        return next((run for run in await self.call(_calls.active_runs(pool)) if run.name == name), None)
 
     def session(self, session: str) -> "AsyncSession":
         """A session by its id, which is its sample's. Nothing is sent yet."""
@@ -125,29 +124,12 @@ class AsyncClient:
         course = Course(pool, version, mode, cache, control, pause_timeout, timeout)
         update = await self.call(course.begin())
         try:
-            yield await self._reach(course, update, "paused")
+            yield await self.follow(_flows.reach(course, update, "paused"))
         except BaseException:
             # Also when the task is cancelled: the engines must not stay paused.
-            await asyncio.shield(asyncio.ensure_future(self._give_up(course)))
+            await asyncio.shield(asyncio.ensure_future(self.follow(_flows.give_up_update(course))))
             raise
-        await self._reach(course, await self.call(course.commit()), "committed")
-
-    async def _reach(self, course: Course, update: documents.WeightUpdate, goal: str) -> documents.WeightUpdate:
-        waiting = course.waiting(goal)
-        while True:
-            there, pause = waiting.step(update)
-            if there:
-                return update
-            await asyncio.sleep(pause)
-            update = await self.call(course.look())
-
-    async def _give_up(self, course: Course) -> None:
-        """Cancel an update while another error is on its way, which must not be lost."""
-        try:
-            if (await self.call(course.look())).state != "committed":
-                await self._reach(course, await self.call(course.cancel()), "cancelled")
-        except HoldfastError:
-            _log.warning("cancelling weight update %d of pool %s", course.version, course.pool, exc_info=True)
+        await self.follow(_flows.commit_update(course))
 
     async def weight_updates(self, pool: str = "default", limit: int = 100) -> List[documents.WeightUpdate]:
         """The last entries of the pool's history of policy versions, newest first."""
@@ -204,24 +186,23 @@ class AsyncRun:
         return await self.client.call(_calls.get_batch(self.id, batch))
 
     def samples(
-        self, *, consumer: Optional[str] = None, after: str = "", wait: float = 30.0, timeout: Optional[float] = None,
-        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed", statuses: Sequence[str] = (),
+        self, *, consumer: Optional[str] = None, after: str = "", start: str = "", batch: str = "", wait: float = 30.0,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
+        statuses: Sequence[str] = (),
     ) -> "AsyncSamples":
         """Samples in completion order, as long as there may come more."""
-        query = _calls.SamplesQuery(
-            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, tuple(statuses))
+        name = ("" if batch else self.consumer) if consumer is None else consumer
+        query = _calls.SamplesQuery(name, after, limit, max_bytes, encoding, tuple(statuses), start, batch)
         return AsyncSamples(self, Paging(self.id, query, wait, timeout))
 
-    async def groups(
-        self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
-        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
+    def groups(
+        self, *, consumer: Optional[str] = None, after: str = "", start: str = "", wait: float = 30.0, timeout: Optional[float] = None,
+        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
     ) -> "AsyncGroups":
-        """Whole groups, each once: ``async for group in await run.groups()``."""
-        name = self.consumer if consumer is None else consumer
-        known = next((one for one in await self.consumers() if one.consumer == name), None) if name else None
-        book = GroupBook(position, known)
-        query = _calls.SamplesQuery(name, book.position().cursor, limit, max_bytes, encoding, whole_groups=True)
-        return AsyncGroups(self, Paging(self.id, query, wait, timeout), book)
+        """Whole groups, each once, in the order in which the last of their members ended."""
+        query = _calls.SamplesQuery(
+            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, start=start, whole_groups=True)
+        return AsyncGroups(self, Paging(self.id, query, wait, timeout))
 
     async def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
         """Acknowledge every sample up to a cursor; an older one than the last changes nothing."""
@@ -230,6 +211,10 @@ class AsyncRun:
     async def consumers(self) -> List[documents.Consumer]:
         """All readers of the run's samples with their places."""
         return await self.client.call(_calls.consumers(self.id))
+
+    async def remove_consumer(self, consumer: str) -> None:
+        """Forget a reader that reads no more: neither pruning nor back-pressure waits for it any longer."""
+        await self.client.call(_calls.remove_consumer(self.id, consumer))
 
     async def backlog(self) -> documents.Backlog:
         """Where the released samples are, per class."""
@@ -295,24 +280,11 @@ class AsyncSession:
 
     async def turns(self) -> List[documents.Turn]:
         """All its model calls."""
-        turns: List[documents.Turn] = []
-        after: Optional[int] = -1
-        while after is not None:
-            page = await self._client.call(_calls.turns(self.id, after))
-            turns += page.turns
-            after = page.next
-        return turns
+        return await self._client.follow(_flows.turns(self.id))
 
     async def events(self) -> documents.History:
         """All that happened to it, and who got its sample."""
-        events: List[documents.Event] = []
-        after = 0
-        while True:
-            page = await self._client.call(_calls.events(self.id, after))
-            events += page.events
-            if page.next is None:
-                return documents.History(events, page.deliveries)
-            after = page.next
+        return await self._client.follow(_flows.history(self.id))
 
     async def cancel(self, reason: str = "") -> documents.SessionInfo:
         """End it as cancelled."""
@@ -339,13 +311,7 @@ class _AsyncStream(Generic[T]):
 
     async def _next_page(self) -> List[documents.Sample]:
         """The next samples; none at the end of the stream."""
-        while True:
-            page = await self._run.client.call(self._paging.poll(self._run.info.state == "ended"))
-            ended = self._paging.take(page)
-            if page.samples or ended:
-                return page.samples
-            if not page.more:
-                self._paging.nothing_to_come(await self._run.refresh(), await self._run.backlog())
+        return await self._run.client.follow(_flows.next_page(self._run.info, self._paging))
 
 
 class AsyncSamples(_AsyncStream[documents.Sample], AsyncIterator[documents.Sample]):
@@ -379,12 +345,18 @@ class AsyncSamples(_AsyncStream[documents.Sample], AsyncIterator[documents.Sampl
 
 
 class AsyncGroups(_AsyncStream[Group], AsyncIterator[Group]):
-    """A run's groups as they become complete. For one task; after an error or a cancellation it may go on and skips nothing."""
+    """A run's groups in the service's order. For one task; after an error or a cancellation it may go on and skips nothing."""
 
-    def __init__(self, run: AsyncRun, paging: Paging, book: GroupBook) -> None:
+    def __init__(self, run: AsyncRun, paging: Paging) -> None:
         super().__init__(run, paging)
-        self._book = book
+        self._gathering = Gathering()
         self._ready: List[Group] = []
+        self._given = ""
+
+    @property
+    def cursor(self) -> str:
+        """The place after the last group given out, for the trainer's checkpoint; empty before the first."""
+        return self._given
 
     async def __anext__(self) -> Group:
         self._paging.begin()
@@ -392,18 +364,14 @@ class AsyncGroups(_AsyncStream[Group], AsyncIterator[Group]):
             samples = await self._next_page()
             if not samples:
                 raise StopAsyncIteration
-            self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
+            self._ready = [group for group in map(self._gathering.add, samples) if group is not None][::-1]
         group = self._ready.pop()
-        self._book.hand(group)
+        self._given = group.cursor
         return group
 
-    def position(self) -> Position:
-        """The place after all groups handed out so far, for the trainer's checkpoint."""
-        return self._book.position()
-
     async def ack(self, group: Optional[Group] = None) -> Optional[documents.Consumer]:
-        """Acknowledge all groups handed out, or those up to ``group``, once they are durable; None if there is none yet."""
-        name, place = self._paging.query.consumer, group.position if group else self._book.position()
+        """Acknowledge all groups given out, or those up to ``group``, once they are durable; None if there is none yet."""
+        name, cursor = self._paging.query.consumer, group.cursor if group else self._given
         if not name:
             raise ValueError("groups that are read without a consumer cannot be acknowledged")
-        return await self._run.ack(place.cursor, consumer=name) if place.cursor else None
+        return await self._run.ack(cursor, consumer=name) if cursor else None

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import ssl
 import time
@@ -19,21 +18,19 @@ import uuid
 from contextlib import contextmanager
 from typing import Any, ContextManager, Generic, Iterable, Iterator, List, Mapping, Optional, Sequence, TypeVar
 
-from . import _calls, documents
+from . import _calls, _flows, documents
 from ._calls import Call, Window
 from ._endpoint import Endpoint
+from ._flows import Flow
 from ._paging import Paging
 from ._retry import RetryPolicy, Tries
 from ._sync import Connections
 from ._weights import Course
-from .errors import ConflictError, HoldfastError, UnreachableError, problem_of
-from .groups import Group, GroupBook, Position
+from .errors import HoldfastError, problem_of
+from .groups import Gathering, Group
 from .tasks import AnyContract, AnyTask
 
 T = TypeVar("T")
-
-_log = logging.getLogger("holdfast")
-
 
 class Client:
     """A service, over connections that are kept alive.
@@ -75,6 +72,25 @@ class Client:
                 pause = tries.pause(error)
             time.sleep(pause)
 
+    def follow(self, flow: Flow[T]) -> T:
+        """Carry out what takes several calls."""
+        try:
+            step = next(flow)
+            while True:
+                try:
+                    answer: Any = None
+                    if isinstance(step, Call):
+                        answer = self.call(step)
+                    else:
+                        time.sleep(step)
+                except BaseException as error:
+                    step = flow.throw(error)
+                else:
+                    step = flow.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
     # Runs
 
     def run(
@@ -87,28 +103,11 @@ class Client:
         serves a run of another name, ValueError if there is none to go on with
         and no contract to open one.
         """
-        known = self._active_run(name, pool)
-        if known is not None:
-            if contract is not None:
-                known.contract = self.call(_calls.put_contract(known.id, contract))
-            return Run(self, known, consumer)
-        if contract is None:
-            raise ValueError(f"pool {pool} serves no active run {name!r}; opening one takes a contract")
-        try:
-            return Run(self, self.call(_calls.create_run(name, pool, contract)), consumer)
-        except (ConflictError, UnreachableError) as error:
-            # Another process was faster, or the answer was lost: it may be there now.
-            known = self._active_run(name, pool)
-            if known is None:
-                raise error
-            return Run(self, known, consumer)
+        return Run(self, self.follow(_flows.open_run(name, pool, contract)), consumer)
 
     def open_run(self, run: str, *, consumer: str = "trainer") -> "Run":
         """A run by its id."""
         return Run(self, self.call(_calls.get_run(run)), consumer)
-
-    def _active_run(self, name: str, pool: str) -> Optional[documents.RunInfo]:
-        return next((run for run in self.call(_calls.active_runs(pool)) if run.name == name), None)
 
     def session(self, session: str) -> "Session":
         """A session by its id, which is its sample's. Nothing is sent yet."""
@@ -150,28 +149,11 @@ class Client:
         course = Course(pool, version, mode, cache, control, pause_timeout, timeout)
         update = self.call(course.begin())
         try:
-            yield self._reach(course, update, "paused")
+            yield self.follow(_flows.reach(course, update, "paused"))
         except BaseException:
-            self._give_up(course)
+            self.follow(_flows.give_up_update(course))
             raise
-        self._reach(course, self.call(course.commit()), "committed")
-
-    def _reach(self, course: Course, update: documents.WeightUpdate, goal: str) -> documents.WeightUpdate:
-        waiting = course.waiting(goal)
-        while True:
-            there, pause = waiting.step(update)
-            if there:
-                return update
-            time.sleep(pause)
-            update = self.call(course.look())
-
-    def _give_up(self, course: Course) -> None:
-        """Cancel an update while another error is on its way, which must not be lost."""
-        try:
-            if self.call(course.look()).state != "committed":
-                self._reach(course, self.call(course.cancel()), "cancelled")
-        except HoldfastError:
-            _log.warning("cancelling weight update %d of pool %s", course.version, course.pool, exc_info=True)
+        self.follow(_flows.commit_update(course))
 
     def weight_updates(self, pool: str = "default", limit: int = 100) -> List[documents.WeightUpdate]:
         """The last entries of the pool's history of policy versions, newest first."""
@@ -240,39 +222,40 @@ class Run:
         return self.client.call(_calls.get_batch(self.id, batch))
 
     def samples(
-        self, *, consumer: Optional[str] = None, after: str = "", wait: float = 30.0, timeout: Optional[float] = None,
-        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed", statuses: Sequence[str] = (),
+        self, *, consumer: Optional[str] = None, after: str = "", start: str = "", batch: str = "", wait: float = 30.0,
+        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
+        statuses: Sequence[str] = (),
     ) -> "Samples":
         """Samples in completion order, as long as there may come more.
 
-        Begins at ``after``, else where the consumer acknowledged last. ``consumer``
-        defaults to the run's; "" reads without a trace, from the beginning.
+        Begins at ``after``, which may be any earlier place such as a checkpoint has,
+        else where the consumer acknowledged last. A consumer that is not known yet
+        begins at ``start``: beginning, available (what is not pruned) or now.
+        ``consumer`` defaults to the run's; "" reads without a trace. ``batch``
+        narrows to one batch, and is read without a consumer.
         ``wait`` bounds one poll, in seconds up to 60. The stream ends when nothing
         came for ``timeout`` seconds (0: at what is there now; None: never), and
         when the run has ended and all its samples are read. ``encoding`` is
         packed, json or none; ``statuses`` selects, all by default.
         """
-        query = _calls.SamplesQuery(
-            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, tuple(statuses))
+        name = ("" if batch else self.consumer) if consumer is None else consumer
+        query = _calls.SamplesQuery(name, after, limit, max_bytes, encoding, tuple(statuses), start, batch)
         return Samples(self, Paging(self.id, query, wait, timeout))
 
     def groups(
-        self, *, consumer: Optional[str] = None, position: Optional[Position] = None, wait: float = 30.0,
-        timeout: Optional[float] = None, limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
+        self, *, consumer: Optional[str] = None, after: str = "", start: str = "", wait: float = 30.0, timeout: Optional[float] = None,
+        limit: Optional[int] = None, max_bytes: Optional[int] = None, encoding: str = "packed",
     ) -> "Groups":
         """Whole groups, each once, in the order in which the last of their members ended.
 
-        Begins at ``position``, which a trainer keeps in its checkpoint, else where
-        the consumer acknowledged last. A group comes with all its members, also the
-        spare, refilled and unusable ones. A consumer keeps to one order: one that
-        has read :meth:`samples` is refused here (ConflictError). Other parameters
-        are those of :meth:`samples`.
+        A group comes with all its members, also the spare, refilled and unusable
+        ones. A consumer keeps to one order: one that has read :meth:`samples` is
+        refused here (ConflictError). Parameters are those of :meth:`samples`;
+        ``after`` is a group's or the stream's ``cursor``, such as a checkpoint has.
         """
-        name = self.consumer if consumer is None else consumer
-        known = next((one for one in self.consumers() if one.consumer == name), None) if name else None
-        book = GroupBook(position, known)
-        query = _calls.SamplesQuery(name, book.position().cursor, limit, max_bytes, encoding, whole_groups=True)
-        return Groups(self, Paging(self.id, query, wait, timeout), book)
+        query = _calls.SamplesQuery(
+            self.consumer if consumer is None else consumer, after, limit, max_bytes, encoding, start=start, whole_groups=True)
+        return Groups(self, Paging(self.id, query, wait, timeout))
 
     def ack(self, cursor: str, *, consumer: Optional[str] = None) -> documents.Consumer:
         """Acknowledge every sample up to a cursor; an older one than the last changes nothing."""
@@ -281,6 +264,10 @@ class Run:
     def consumers(self) -> List[documents.Consumer]:
         """All readers of the run's samples with their places."""
         return self.client.call(_calls.consumers(self.id))
+
+    def remove_consumer(self, consumer: str) -> None:
+        """Forget a reader that reads no more: neither pruning nor back-pressure waits for it any longer."""
+        self.client.call(_calls.remove_consumer(self.id, consumer))
 
     def backlog(self) -> documents.Backlog:
         """Where the released samples are, per class."""
@@ -345,24 +332,11 @@ class Session:
 
     def turns(self) -> List[documents.Turn]:
         """All its model calls."""
-        turns: List[documents.Turn] = []
-        after: Optional[int] = -1
-        while after is not None:
-            page = self._client.call(_calls.turns(self.id, after))
-            turns += page.turns
-            after = page.next
-        return turns
+        return self._client.follow(_flows.turns(self.id))
 
     def events(self) -> documents.History:
         """All that happened to it: released, held and why, admitted where, ended, delivered."""
-        events: List[documents.Event] = []
-        after = 0
-        while True:
-            page = self._client.call(_calls.events(self.id, after))
-            events += page.events
-            if page.next is None:
-                return documents.History(events, page.deliveries)
-            after = page.next
+        return self._client.follow(_flows.history(self.id))
 
     def cancel(self, reason: str = "") -> documents.SessionInfo:
         """End it as cancelled, at once if it is queued, else soon. Harmless once it has ended."""
@@ -402,13 +376,7 @@ class _Stream(Generic[T]):
 
     def _next_page(self) -> List[documents.Sample]:
         """The next samples; none at the end of the stream."""
-        while True:
-            page = self._run.client.call(self._paging.poll(self._run.info.state == "ended"))
-            ended = self._paging.take(page)
-            if page.samples or ended:
-                return page.samples
-            if not page.more:
-                self._paging.nothing_to_come(self._run.refresh(), self._run.backlog())
+        return self._run.client.follow(_flows.next_page(self._run.info, self._paging))
 
 
 class Samples(_Stream[documents.Sample], Iterator[documents.Sample]):
@@ -442,12 +410,18 @@ class Samples(_Stream[documents.Sample], Iterator[documents.Sample]):
 
 
 class Groups(_Stream[Group], Iterator[Group]):
-    """A run's groups as they become complete. For one thread; after an error it may go on and skips nothing."""
+    """A run's groups in the service's order. For one thread; after an error it may go on and skips nothing."""
 
-    def __init__(self, run: Run, paging: Paging, book: GroupBook) -> None:
+    def __init__(self, run: Run, paging: Paging) -> None:
         super().__init__(run, paging)
-        self._book = book
+        self._gathering = Gathering()
         self._ready: List[Group] = []
+        self._given = ""
+
+    @property
+    def cursor(self) -> str:
+        """The place after the last group given out, for the trainer's checkpoint; empty before the first."""
+        return self._given
 
     def __next__(self) -> Group:
         self._paging.begin()
@@ -455,22 +429,17 @@ class Groups(_Stream[Group], Iterator[Group]):
             samples = self._next_page()
             if not samples:
                 raise StopIteration
-            self._ready = [group for group in map(self._book.add, samples) if group is not None][::-1]
+            self._ready = [group for group in map(self._gathering.add, samples) if group is not None][::-1]
         group = self._ready.pop()
-        self._book.hand(group)
+        self._given = group.cursor
         return group
 
-    def position(self) -> Position:
-        """The place after all groups handed out so far, for the trainer's checkpoint."""
-        return self._book.position()
-
     def ack(self, group: Optional[Group] = None) -> Optional[documents.Consumer]:
-        """Acknowledge all groups handed out, or those up to ``group``.
+        """Acknowledge all groups given out, or those up to ``group``.
 
-        Call it when they are durable in the trainer, and their position with them.
-        None if there is none yet.
+        Call it when they are durable in the trainer. None if there is none yet.
         """
-        name, place = self._paging.query.consumer, group.position if group else self._book.position()
+        name, cursor = self._paging.query.consumer, group.cursor if group else self._given
         if not name:
             raise ValueError("groups that are read without a consumer cannot be acknowledged")
-        return self._run.ack(place.cursor, consumer=name) if place.cursor else None
+        return self._run.ack(cursor, consumer=name) if cursor else None

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 __all__ = [
     "BodyTimeoutError", "ConflictError", "EngineDoesNotAnswerError", "ErrorDetail", "ForbiddenError",
     "HoldfastError", "IdempotencyKeyReusedError", "InternalError", "InvalidJSONError", "InvalidRequestError",
-    "LimitReachedError", "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "PositionError", "ProblemError",
-    "ProtocolError", "RequestTimeoutError", "RunEndedError", "StoppingError", "TooLargeError",
+    "LimitReachedError", "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "ProblemError",
+    "ProtocolError", "PrunedError", "RequestTimeoutError", "RunEndedError", "StoppingError", "TooLargeError",
     "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError", "UnreachableError",
     "UnsupportedMediaTypeError", "WeightUpdateError",
 ]
@@ -45,10 +45,6 @@ class UnreachableError(HoldfastError):
 
 class ProtocolError(HoldfastError):
     """The answer is not what the interface describes."""
-
-
-class PositionError(HoldfastError):
-    """A place in the samples from which this consumer can no longer read."""
 
 
 class WeightUpdateError(HoldfastError):
@@ -139,6 +135,15 @@ class LimitReachedError(ConflictError):
     """409: a limit of the task is reached; the session takes no further turn."""
 
 
+class PrunedError(ProblemError):
+    """410: what was asked for is pruned; ``first`` is the place from which samples are left, if it was samples."""
+
+    @property
+    def first(self) -> str:
+        """A cursor to go on from; empty if none was told."""
+        return str(self.errors[0].value or "") if self.errors else ""
+
+
 class TooLargeError(ProblemError):
     """413: split the batch."""
 
@@ -191,7 +196,7 @@ _TYPE_PREFIX = "urn:holdfast:problem:"
 
 _BY_KIND: Dict[str, Type[ProblemError]] = {
     "invalid-json": InvalidJSONError, "invalid-request": InvalidRequestError, "unknown-class": UnknownClassError,
-    "unknown-cursor": UnknownCursorError, "engine-does-not-answer": EngineDoesNotAnswerError,
+    "unknown-cursor": UnknownCursorError, "pruned": PrunedError, "engine-does-not-answer": EngineDoesNotAnswerError,
     "unauthorized": UnauthorizedError, "forbidden": ForbiddenError, "not-found": NotFoundError,
     "method-not-allowed": MethodNotAllowedError, "conflict": ConflictError,
     "limit-reached": LimitReachedError, "idempotency-key-reused": IdempotencyKeyReusedError, "run-ended": RunEndedError, "too-large": TooLargeError,
@@ -204,7 +209,7 @@ _BY_KIND: Dict[str, Type[ProblemError]] = {
 # something between client and service answered.
 _BY_STATUS: Dict[int, Type[ProblemError]] = {
     400: InvalidJSONError, 401: UnauthorizedError, 403: ForbiddenError, 404: NotFoundError,
-    405: MethodNotAllowedError, 408: BodyTimeoutError, 409: ConflictError, 413: TooLargeError,
+    405: MethodNotAllowedError, 408: BodyTimeoutError, 409: ConflictError, 410: PrunedError, 413: TooLargeError,
     415: UnsupportedMediaTypeError, 422: InvalidRequestError, 429: OverloadedError, 500: InternalError,
     502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
 }

@@ -69,6 +69,8 @@ class Contract:
     """With refill: members released anew for one group; None means as many as its size."""
     spare_members: int = 0
     """Members released with every group of two or more beyond its size; the rest is cancelled once enough are usable."""
+    undelivered_limit: Optional[int] = None
+    """Ended samples that may wait for an acknowledgement before nothing more is started; None means unbounded."""
 
     def to_json(self) -> Dict[str, Any]:
         """The contract in the interface's form."""
@@ -76,7 +78,7 @@ class Contract:
             "classes": [{"class": name, "share": share} for name, share in self.shares.items()],
             "max_concurrency": self.max_concurrency,
         }
-        for name in ("staleness_bound", "group_refills"):
+        for name in ("staleness_bound", "group_refills", "undelivered_limit"):
             if getattr(self, name) is not None:
                 contract[name] = getattr(self, name)
         for name in ("group_policy", "stale_policy", "spare_members"):

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import random
 import unittest
-from datetime import datetime, timezone
 from typing import Dict, List, Optional, Tuple
 
 import holdfast
-from holdfast.documents import Consumer, Sample
-from holdfast.groups import GroupBook, Position
-
-EPOCH = datetime(2026, 1, 1, tzinfo=timezone.utc)
+from holdfast.documents import Sample
+from holdfast.groups import Gathering
 
 
 def member(task: str, number: int, place: int, members: int, size: int = 0, status: str = "completed") -> Sample:
@@ -30,30 +27,21 @@ def in_order(sizes: Dict[str, int]) -> List[Sample]:
     return samples
 
 
-def consumer(acknowledged: int) -> Optional[Consumer]:
-    return Consumer("r", "c", "", 0, f"c{acknowledged}", acknowledged, EPOCH, "whole") if acknowledged else None
+def take(gathering: Gathering, samples: List[Sample]) -> List[holdfast.Group]:
+    return [group for group in map(gathering.add, samples) if group is not None]
 
 
-def take(book: GroupBook, samples: List[Sample]) -> List[holdfast.Group]:
-    return [group for group in map(book.add, samples) if group is not None]
-
-
-class GroupBookTest(unittest.TestCase):
-    def test_the_place_is_after_the_last_group_handed_out(self) -> None:
-        book = GroupBook(None, None)
-        samples = in_order({"a": 2, "b": 3})
-        self.assertEqual(take(book, samples[:1]), [])
-        a, b = take(book, samples[1:])
+class GatheringTest(unittest.TestCase):
+    def test_a_group_has_its_members_and_the_place_after_it(self) -> None:
+        gathering, samples = Gathering(), in_order({"a": 2, "b": 3})
+        self.assertEqual(take(gathering, samples[:1]), [])
+        a, b = take(gathering, samples[1:])
         self.assertEqual([one.id for one in a.samples + b.samples], ["a/0", "a/1", "b/0", "b/1", "b/2"])
-        self.assertEqual(book.position(), Position("", 0), "whole, but not handed out")
-        book.hand(a)
-        self.assertEqual(book.position(), Position("c2", 2))
-        book.hand(b)
-        self.assertEqual(book.position(), Position("c5", 5))
+        self.assertEqual((a.cursor, b.cursor), ("c2", "c5"))
 
     def test_spare_and_refilled_members_belong_to_the_group(self) -> None:
         statuses = ("completed", "failed", "completed", "cancelled")
-        (group,) = take(GroupBook(None, None), [member("a", i, i + 1, 4, 2, status) for i, status in enumerate(statuses)])
+        (group,) = take(Gathering(), [member("a", i, i + 1, 4, 2, status) for i, status in enumerate(statuses)])
         self.assertEqual((group.size, len(group.samples), group.outcome), (2, 4, "complete"))
         self.assertEqual([one.member for one in group.usable], [0, 2])
 
@@ -67,61 +55,50 @@ class GroupBookTest(unittest.TestCase):
                 sample.status, sample.reward = "failed", None
             for sample, reward in zip(samples, rewards):
                 sample.reward = reward
-            (group,) = take(GroupBook(None, None), samples)
+            (group,) = take(Gathering(), samples)
             self.assertEqual(group.without_signal, without, rewards)
 
-    def test_a_position_behind_the_acknowledged_place_is_refused(self) -> None:
-        with self.assertRaisesRegex(holdfast.PositionError, "at sample 4.*up to 5"):
-            GroupBook(Position("c4", 4), consumer(5))
-        self.assertEqual(GroupBook(Position("c6", 6), consumer(5)).position().cursor, "c6")
-        self.assertEqual(GroupBook(None, consumer(5)).position(), Position("c5", 5))
-
     def test_the_rest_of_a_group_that_was_acknowledged_in_part_is_passed_over(self) -> None:
-        samples = in_order({"a": 3, "b": 2})
-        book = GroupBook(None, consumer(1))
-        (b,) = take(book, samples[1:])
-        book.hand(b)
-        self.assertEqual((b.task, book.position()), ("b", Position("c5", 5)))
+        (b,) = take(Gathering(), in_order({"a": 3, "b": 2})[1:])
+        self.assertEqual((b.task, b.cursor), ("b", "c5"))
 
     def test_any_cuts_with_crashes(self) -> None:
         for seed in range(400):
-            for keeps_position in (True, False):
-                with self.subTest(seed=seed, keeps_position=keeps_position):
-                    self.one_history(random.Random(seed), keeps_position)
+            for keeps_cursor in (True, False):
+                with self.subTest(seed=seed, keeps_cursor=keeps_cursor):
+                    self.one_history(random.Random(seed), keeps_cursor)
 
-    def one_history(self, rng: random.Random, keeps_position: bool) -> None:
+    def one_history(self, rng: random.Random, keeps_cursor: bool) -> None:
         """A trainer reads pages, takes groups, makes them durable, acknowledges, and crashes in between."""
         sizes = {f"t{i}": rng.randint(1, 4) for i in range(rng.randint(1, 8))}
         samples = in_order(sizes)
-        acknowledged = 0
+        acknowledged, checkpoint = 0, 0
         durable: List[str] = []  # groups in the trainer's checkpoint
-        position: Optional[Position] = None
         for life in range(30):
-            book = GroupBook(position, consumer(acknowledged))
-            at = max(int(book.position().cursor[1:] or 0), acknowledged)
+            gathering = Gathering()
+            at = place = checkpoint if keeps_cursor else acknowledged
             ready: List[holdfast.Group] = []
-            handed: List[str] = []
+            given: List[str] = []
             crashes = life < 8
             while acknowledged < len(samples) and not (crashes and rng.random() < 0.1):
                 if rng.random() < 0.6 and at < len(samples):
                     end = min(at + rng.randint(1, 4), len(samples))
-                    ready += take(book, samples[at:end])
+                    ready += take(gathering, samples[at:end])
                     at = end
                 elif ready and rng.random() < 0.7:
                     group = ready.pop(0)
-                    book.hand(group)
-                    handed.append(group.task)
+                    given.append(group.task)
+                    place = int(group.cursor[1:])
                 else:
                     # Durable first, then acknowledged; a crash may come in between.
-                    place, durable, handed = book.position(), durable + handed, []
-                    position = Position.from_json(place.to_json()) if keeps_position else None
+                    durable, given, checkpoint = durable + given, [], place
                     if not (crashes and rng.random() < 0.3):
-                        acknowledged = max(acknowledged, place.seq)
+                        acknowledged = max(acknowledged, place)
             if acknowledged == len(samples):
                 break
         self.assertEqual(acknowledged, len(samples), "everything is acknowledged in the end")
         self.assertEqual(set(durable), set(sizes), "no group is lost")
-        if keeps_position:
+        if keeps_cursor:
             self.assertEqual(sorted(durable), sorted(sizes), "no group twice")
 
 

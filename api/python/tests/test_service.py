@@ -117,11 +117,11 @@ class RunTest(ServiceCase):
         self.run_.submit(tasks)
         groups = self.run_.groups(timeout=60, limit=3)
         taken = [next(groups) for _ in range(5)]
-        position = json.loads(json.dumps(groups.position().to_json()))
+        cursor = groups.cursor
         durable = [group.task for group in taken]
         groups.ack()
         taken_too_late = next(groups)  # received, but the trainer dies before it is durable
-        again = self.another().groups(position=holdfast.Position.from_json(position), timeout=60)
+        again = self.another().groups(after=cursor, timeout=60)
         rest = [next(again) for _ in range(7)]
         self.assertIn(taken_too_late.task, {group.task for group in rest})
         self.assertEqual(sorted(durable + [group.task for group in rest]), sorted({*durable, *(group.task for group in rest)}), "none twice")
@@ -132,8 +132,8 @@ class RunTest(ServiceCase):
         acknowledged = again.ack()
         assert acknowledged is not None
         self.assertEqual((acknowledged.acknowledged_seq, acknowledged.groups), (24, "whole"))
-        with self.assertRaises(holdfast.PositionError):
-            self.run_.groups(position=holdfast.Position.from_json(position))
+        older = self.another().groups(after=cursor, timeout=0)
+        self.assertEqual([group.task for group in older], [group.task for group in rest], "a checkpoint older than what was acknowledged is gone on from")
         with self.assertRaisesRegex(holdfast.ConflictError, "keeps to one order"):
             next(self.run_.samples(timeout=0))
         self.assertEqual(len(list(self.run_.groups(consumer="", timeout=0))), 12, "without a consumer all can be read")
@@ -176,8 +176,42 @@ class RunTest(ServiceCase):
         self.assertNotEqual(self.run_.submit(tasks).id, self.run_.submit(tasks).id, "without a key each is its own batch")
         self.assertEqual(self.run_.backlog().total.released, 9)
 
+    def test_places_to_begin_at_and_one_batch(self) -> None:
+        first = self.run_.submit(service.tasks(3))
+        begun = take(3, self.run_.samples(timeout=60, encoding="none"))
+        late = self.run_.samples(consumer="late", start="now", timeout=0, encoding="none")
+        self.assertEqual(list(late), [], "what is there already is not its to read")
+        second = self.run_.submit(service.tasks(2))
+        self.assertEqual({one.batch for one in take(2, self.run_.samples(batch=second.id, timeout=60, encoding="none"))}, {second.id})
+        self.assertEqual([one.id for one in self.run_.samples(batch=first.id, timeout=0, encoding="none")], [one.id for one in begun])
+        self.assertEqual({one.batch for one in take(2, self.run_.samples(consumer="late", start="beginning", timeout=60))}, {second.id})
+        self.assertEqual({one.consumer: one.start_seq for one in self.run_.consumers()}, {"trainer": 0, "late": 3})
+        with self.assertRaises(holdfast.InvalidRequestError):
+            next(self.run_.samples(consumer="trainer", batch=first.id))
+        self.assertEqual(self.run_.backlog().undelivered, 5)
+        self.run_.remove_consumer("late")
+        self.assertEqual([one.consumer for one in self.run_.consumers()], ["trainer"])
+        with self.assertRaises(holdfast.NotFoundError):
+            self.run_.remove_consumer("late")
+
+    def test_back_pressure(self) -> None:
+        contract = self.run_.put_contract(dataclasses.replace(service.CONTRACT, undelivered_limit=4))
+        self.assertEqual(contract.undelivered_limit, 4)
+        self.run_.submit(service.tasks(4))
+        stream = self.run_.samples(timeout=60)
+        take(4, stream)
+        self.run_.submit(service.tasks(1))
+        backlog = self.run_.backlog()
+        self.assertEqual((backlog.undelivered, backlog.undelivered_limit, backlog.total.queued), (4, 4, 1))
+        self.assertIn("undelivered samples 4 of 4", backlog.total.paused)
+        (queued,) = self.run_.sessions(state="queued")
+        self.assertIn("undelivered", queued.queue_reason)
+        stream.ack()
+        self.assertEqual(next(stream).id, queued.id, "what was paused goes on after the acknowledgement")
+
     def test_packed_equals_json(self) -> None:
         self.run_.submit(service.tasks(3, group_size=2))
+        take(6, self.run_.samples(timeout=60))  # only then are the groups whole, which their samples tell
         packed = take(6, self.run_.samples(timeout=60))
         plain = take(6, self.run_.samples(timeout=60, encoding="json"))
         self.assertEqual(packed, plain)
@@ -477,11 +511,11 @@ class AsyncTest(unittest.IsolatedAsyncioTestCase):
             try:
                 await run.submit(service.tasks(6, group_size=2), key="one")
                 self.assertTrue((await run.submit(service.tasks(6, group_size=2), key="one")).replayed)
-                groups = await run.groups(timeout=60)
+                groups = run.groups(timeout=60)
                 taken = [await groups.__anext__() for _ in range(3)]
                 await groups.ack()
-                position = groups.position()
-                again = await (await client.run("async")).groups(position=position, timeout=60)
+                cursor = groups.cursor
+                again = (await client.run("async")).groups(after=cursor, timeout=60)
                 taken += [await again.__anext__() for _ in range(3)]
                 self.assertEqual(len({group.task for group in taken}), 6)
                 acknowledged = await again.ack()

@@ -86,6 +86,20 @@ class TokensTest(unittest.TestCase):
         with self.assertRaises(holdfast.ProtocolError):
             page_of({"samples": [{**BASE, "seq": "1"}], "next": "n", "more": False})
 
+    def test_a_sample_of_several_sequences_is_not_taken_for_one(self) -> None:
+        sequences: List[Dict[str, Any]] = [
+            {"kept_tokens": 0, "segments": BASE["segments"], "packed": packed_of([1, 2, 3, 4, 5], [0, 0, 1, 1, 1], None)},
+            {"kept_tokens": 2, "segments": [{**BASE["segments"][0], "kind": "kept"}, BASE["segments"][1]], "packed": packed_of([1, 2, 7, 8, 9], [0, 0, 1, 1, 1], None)},
+        ]
+        sample = sample_of({key: value for key, value in {**BASE, "sequences": sequences}.items() if key != "segments"})
+        self.assertEqual([(list(one.token_ids), sum(one.loss_mask), one.kept_tokens, one.prompt_count) for one in sample.sequences], [
+            ([1, 2, 3, 4, 5], 3, 0, 2), ([1, 2, 7, 8, 9], 3, 2, 2)])
+        for name in ("token_ids", "loss_mask", "logprobs", "prompt_count"):
+            with self.subTest(name), self.assertRaisesRegex(LookupError, "2 sequences"):
+                getattr(sample, name)
+        (only,) = sample_of({**BASE, "packed": packed_of([1], [1], None)}).sequences
+        self.assertEqual((list(only.token_ids), only.kept_tokens), ([1], 0))
+
     def test_samples_pass_between_processes(self) -> None:
         sample = sample_of({**BASE, "packed": packed_of([1, 2], [0, 1], None)})
         again = pickle.loads(pickle.dumps(sample))

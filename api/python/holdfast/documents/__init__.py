@@ -11,12 +11,12 @@ from .pools import Instance, Policy, Pool, WeightInstance, WeightUpdate
 from .runs import (
     Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, ContractVersion, Metrics, Mixture, MixtureSpan, RunInfo,
 )
-from .samples import USABLE, Consumer, Sample, SamplePage, Segment, Times, Usage, page_of, sample_of
+from .samples import USABLE, Consumer, Sample, SamplePage, Segment, Sequence, Times, Usage, page_of, sample_of
 from .sessions import Delivery, Event, EventPage, HarnessTurn, History, SessionInfo, SessionPage, Turn, TurnPage, turn_of
 
 __all__ = [
     "USABLE", "Backlog", "Batch", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Consumer", "ContractVersion",
     "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Instance", "Metrics", "Mixture", "MixtureSpan", "Policy", "Pool",
-    "RunInfo", "Sample", "SamplePage", "Segment", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage",
+    "RunInfo", "Sample", "SamplePage", "Segment", "Sequence", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage",
     "WeightInstance", "WeightUpdate", "page_of", "sample_of", "turn_of",
 ]

@@ -32,6 +32,8 @@ class ContractVersion:
     group_refills: Optional[int] = None
     """None means as many as a group's size."""
     spare_members: int = 0
+    undelivered_limit: Optional[int] = None
+    """None means unbounded."""
 
 
 @dataclass
@@ -89,6 +91,8 @@ class ClassBacklog:
     oldest_hold_seconds: float = 0.0
     drain_seconds: Optional[float] = None
     """None while nothing has ended in the last ten minutes."""
+    paused: str = ""
+    """Why no queued session is started at the moment; empty when they are."""
 
 
 @dataclass
@@ -99,6 +103,11 @@ class Backlog:
     at: datetime
     classes: List[ClassBacklog]
     total: ClassBacklog
+    undelivered: int = 0
+    """Ended samples that the slowest consumer has not acknowledged, which back-pressure goes by."""
+    undelivered_limit: Optional[int] = None
+    paused_at: Optional[datetime] = None
+    """Since when no queued session is started; None when they are."""
 
 
 @dataclass

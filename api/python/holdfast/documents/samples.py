@@ -20,6 +20,10 @@ class Usage:
     cached_tokens: int = 0
     output_tokens: int = 0
     context_tokens: int = 0
+    rewrites: int = 0
+    """How often a harness rewrote its history: the sample has one sequence more."""
+    earlier_tokens: int = 0
+    """Lengths of the sequences that rewrites left, summed; context_tokens is that of the last one."""
     token_seconds: float = 0.0
     resumes: int = 0
     """Model calls that went on from the partial output of one that was cut."""
@@ -42,7 +46,7 @@ class Times:
 
 @dataclass
 class Segment:
-    """A stretch of a sample's tokens. ``kind`` is prompt, appended or generated."""
+    """A stretch of a sequence's tokens. ``kind`` is prompt, appended, generated or kept."""
 
     kind: str
     turn: int
@@ -50,6 +54,55 @@ class Segment:
     count: int
     policy_version: int
     """Weights that generated the tokens; for other kinds those of the turn that read them."""
+
+
+@dataclass
+class Sequence:
+    """One context of a session, trainable by itself: ids, mask and log-probabilities of equal length.
+
+    A sample has one, unless its harness rewrote its history. A token has a mask of
+    1 in the one sequence in whose context the policy sampled it.
+    """
+
+    kept_tokens: int = 0
+    """How many of its first tokens are those of the sequence before it."""
+    segments: List[Segment] = field(default_factory=list)
+    tokens: Optional[TokenArrays] = field(default=None, init=False, repr=False, compare=False)
+    """None if the sample was read without tokens."""
+
+    @property
+    def token_ids(self) -> IntArray:
+        """int32: the whole context in order. LookupError if read without tokens."""
+        return self._arrays().token_ids
+
+    @property
+    def loss_mask(self) -> IntArray:
+        """uint8: 1 where the policy generated the token."""
+        return self._arrays().loss_mask
+
+    @property
+    def logprobs(self) -> Optional[FloatArray]:
+        """float32: of generated tokens, 0 elsewhere; None if none were asked for."""
+        return self._arrays().logprobs
+
+    def numpy(self) -> NumpyTokens:
+        """The three arrays as numpy's, sharing memory. ImportError without numpy."""
+        return self._arrays().numpy()
+
+    @property
+    def prompt_count(self) -> int:
+        """Tokens of the prompt, which stand first; all others are the response."""
+        count = 0
+        for segment in self.segments:
+            if segment.kind not in ("prompt", "kept"):
+                break
+            count += segment.count
+        return count
+
+    def _arrays(self) -> TokenArrays:
+        if self.tokens is None:
+            raise LookupError("the sample was read without tokens")
+        return self.tokens
 
 
 USABLE = ("completed", "truncated")
@@ -94,14 +147,15 @@ class Sample:
     released_at: Optional[datetime] = None
     first_admitted_at: Optional[datetime] = None
     ended_at: Optional[datetime] = None
-    segments: List[Segment] = field(default_factory=list)
     finish_reason: str = ""
     problem: str = ""
     reward: Optional[float] = None
     score_detail: Any = None
     metadata: Any = None
-    tokens: Optional[TokenArrays] = field(default=None, init=False, repr=False, compare=False)
-    """None if the sample was read without tokens."""
+    segments: List[Segment] = field(default_factory=list)
+    """Of the one sequence; empty if there are several."""
+    sequences: List[Sequence] = field(default_factory=list)
+    """One, or more if the harness rewrote its history, oldest first; none if read without tokens."""
 
     @property
     def usable(self) -> bool:
@@ -110,47 +164,55 @@ class Sample:
 
     @property
     def token_ids(self) -> IntArray:
-        """int32: the whole context in order. LookupError if read without tokens."""
-        return self._arrays().token_ids
+        """int32: the whole context in order. LookupError if read without tokens, or if there are several sequences."""
+        return self._only().token_ids
 
     @property
     def loss_mask(self) -> IntArray:
         """uint8: 1 where the policy generated the token."""
-        return self._arrays().loss_mask
+        return self._only().loss_mask
 
     @property
     def logprobs(self) -> Optional[FloatArray]:
         """float32: of generated tokens, 0 elsewhere; None if none were asked for."""
-        return self._arrays().logprobs
+        return self._only().logprobs
 
     def numpy(self) -> NumpyTokens:
         """The three arrays as numpy's, sharing memory. ImportError without numpy."""
-        return self._arrays().numpy()
+        return self._only().numpy()
 
     @property
     def prompt_count(self) -> int:
         """Tokens of the prompt, which stand first; all others are the response."""
-        count = 0
-        for segment in self.segments:
-            if segment.kind != "prompt":
-                break
-            count += segment.count
-        return count
+        return self._only().prompt_count
 
-    def _arrays(self) -> TokenArrays:
-        if self.tokens is None:
+    def _only(self) -> Sequence:
+        if not self.sequences:
             raise LookupError(f"sample {self.id} was read without tokens")
-        return self.tokens
+        if len(self.sequences) > 1:
+            # None of them may be lost unseen.
+            raise LookupError(f"sample {self.id} has {len(self.sequences)} sequences, since its harness rewrote its history: train on each of sample.sequences")
+        return self.sequences[0]
 
 
 def sample_of(document: Any) -> Sample:
     """Read a sample; its tokens stay encoded until they are asked for."""
     sample = _decode.decode(Sample, document)
-    if document.get("packed") is not None:
-        sample.tokens = TokenArrays(document["packed"], packed=True)
-    elif document.get("tokens") is not None:
-        sample.tokens = TokenArrays(document["tokens"], packed=False)
+    if sample.sequences:
+        for sequence, given in zip(sample.sequences, document["sequences"]):
+            sequence.tokens = _tokens_of(given)
+    elif sample.segments or "packed" in document or "tokens" in document:
+        sample.sequences = [Sequence(0, sample.segments)]
+        sample.sequences[0].tokens = _tokens_of(document)
     return sample
+
+
+def _tokens_of(document: Any) -> Optional[TokenArrays]:
+    if document.get("packed") is not None:
+        return TokenArrays(document["packed"], packed=True)
+    if document.get("tokens") is not None:
+        return TokenArrays(document["tokens"], packed=False)
+    return None
 
 
 @dataclass
@@ -188,5 +250,7 @@ class Consumer:
     acknowledged: str
     acknowledged_seq: int
     updated_at: datetime
+    start_seq: int = 0
+    """Where it began, if not at the beginning: what is before was never given to it."""
     groups: str = ""
     """whole if it reads whole groups: its places count samples in that order then."""

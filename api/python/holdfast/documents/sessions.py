@@ -37,6 +37,8 @@ class SessionInfo:
     instance: str = ""
     instances: List[str] = field(default_factory=list)
     hold_reason: str = ""
+    queue_reason: str = ""
+    """Why a queued session is not started."""
     holds: int = 0
     cancel_requested: bool = False
     cancel_reason: str = ""
@@ -83,6 +85,13 @@ class Turn:
     tool_seconds: float = 0.0
     finish_reason: str = ""
     attempts: int = 0
+    """Calls made for the turn, failed ones included."""
+    resumes: int = 0
+    """Of these, calls that went on from partial output."""
+    tokens_regenerated: int = 0
+    """Sampled again because an earlier copy was lost; not part of output_tokens."""
+    kept_tokens: Optional[int] = None
+    """Where a harness rewrote its history before this call: how many tokens of the context before it were kept."""
     cached_tokens: Optional[int] = None
     """None if the engine did not tell."""
 
