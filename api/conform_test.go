@@ -158,6 +158,9 @@ func (c *conformance) judge(template string, operation map[string]any, request *
 	if err != nil || content[media] == nil {
 		return fmt.Errorf("content type %q is not documented", response.Header.Get("Content-Type"))
 	}
+	if !strings.HasSuffix(media, "json") {
+		return nil // a file, which its own test reads back
+	}
 	return c.validate(place+"/responses/"+status+"/content/"+escape(media)+"/schema", received)
 }
 

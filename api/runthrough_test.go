@@ -2,6 +2,7 @@ package api_test
 
 import (
 	"encoding/json"
+	"io"
 	"math"
 	"net/http"
 	"reflect"
@@ -80,6 +81,7 @@ func TestTrainersLoop(t *testing.T) {
 
 	s.consume(run, &sessions[0])
 	s.observe(run, &sessions[0])
+	s.keepBooks(run, &sessions[0])
 	s.operate()
 	s.loop(run)
 
@@ -187,6 +189,23 @@ func (s *service) observe(run wire.Run, completed *wire.Session) {
 	rest, err := s.client.Events(ctx, completed.ID, *events.Next, 0)
 	if err != nil || len(rest.Events) == 0 || rest.Events[len(rest.Events)-1].Kind != "ended" {
 		t.Errorf("%+v, %v", rest, err)
+	}
+}
+
+// keepBooks exports and audits what the trainer's loop left, and forgets a reader.
+func (s *service) keepBooks(run wire.Run, completed *wire.Session) {
+	t, ctx := s.t, s.t.Context()
+	if n, err := s.client.Export(ctx, run.ID, "jsonl", "", io.Discard); err != nil || n == 0 {
+		t.Errorf("an export of %d bytes, %v", n, err)
+	}
+	if audit, err := s.client.Audit(ctx, completed.ID); err != nil || audit.Session.ID != completed.ID || len(audit.Turns) != 1 {
+		t.Errorf("%+v, %v", audit, err)
+	}
+	if _, err := s.client.Samples(ctx, run.ID, client.SamplesQuery{Consumer: "passing", Start: "now"}); err != nil {
+		t.Error(err)
+	}
+	if err := s.client.RemoveConsumer(ctx, run.ID, "passing"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -187,13 +187,7 @@ func (s *Server) listEvents(ctx context.Context, in *listEventsInput) (*eventPag
 		return nil, err
 	}
 	page := wire.EventPage{
-		Session: in.Session, Events: make([]wire.Event, len(found.Events)), Deliveries: make([]wire.Delivery, len(found.Deliveries)),
-	}
-	for i, event := range found.Events {
-		page.Events[i] = wire.Event{Seq: event.Seq, At: event.At.UTC(), Kind: string(event.Kind), Detail: event.Detail}
-	}
-	for i, delivery := range found.Deliveries {
-		page.Deliveries[i] = wire.Delivery{Consumer: delivery.Consumer, DeliveredAt: utc(delivery.DeliveredAt), AcknowledgedAt: utc(delivery.AcknowledgedAt)}
+		Session: in.Session, Events: wireEvents(found.Events), Deliveries: wireDeliveries(found.Deliveries),
 	}
 	if found.More && len(found.Events) > 0 {
 		page.Next = &found.Events[len(found.Events)-1].Seq

@@ -241,10 +241,16 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		return fmt.Errorf("describing the ending: %w", err)
 	}
 	var events eventRows
-	events.add(SessionEvent{SessionID: row.sessionID, Seq: row.eventSeq + 1, At: row.now, Kind: EventEnded, Detail: detail}, row.runID)
+	last := row.eventSeq
+	if ending.ScoreSeconds > 0 {
+		last++
+		events.add(SessionEvent{SessionID: row.sessionID, Seq: last, At: row.now, Kind: EventScored, Detail: scoredDetail(&ending)}, row.runID)
+	}
+	last++
+	events.add(SessionEvent{SessionID: row.sessionID, Seq: last, At: row.now, Kind: EventEnded, Detail: detail}, row.runID)
 
 	batch := &pgx.Batch{}
-	batch.Queue(endSessionSQL, row.sessionID, status, row.now, row.heldSeconds, row.residency.seconds, row.residency.tokenSeconds, row.eventSeq+1)
+	batch.Queue(endSessionSQL, row.sessionID, status, row.now, row.heldSeconds, row.residency.seconds, row.residency.tokenSeconds, last)
 	batch.Queue(dropCheckpointsSQL, row.sessionID)
 	batch.Queue(insertSampleSQL, row.runID, row.sampleSeq+1, row.sessionID, row.class, status, ending.Reward, nullJSON(ending.ScoreDetail),
 		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness)
@@ -259,6 +265,11 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 		return err
 	}
 	return cancelMembers(ctx, tx, row, row.sampleSeq+1, does.cancel)
+}
+
+// scoredDetail says how long the scorer took; what it found stands in the sample.
+func scoredDetail(ending *Ending) json.RawMessage {
+	return json.RawMessage(fmt.Sprintf(`{"seconds":%g}`, ending.ScoreSeconds))
 }
 
 // queueCounts counts the ending in run, class, group and batch.

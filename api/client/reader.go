@@ -18,8 +18,14 @@ import (
 type SamplesQuery struct {
 	// Consumer names who reads; empty reads without a trace.
 	Consumer string
-	// After is a cursor; empty begins at the consumer's acknowledged place.
+	// After is a cursor, also an earlier one than the last, such as a checkpoint has;
+	// empty begins at the consumer's acknowledged place.
 	After string
+	// Start says where a consumer begins that is not known yet, without After:
+	// beginning (also empty), available or now.
+	Start string
+	// Batch narrows to one batch; it stands with neither Consumer nor WholeGroups.
+	Batch uuid.UUID
 	// Wait is how long the service waits when there is nothing, up to 60 s.
 	Wait time.Duration
 	// Limit and MaxBytes bound the page; 0 means the service's bounds.
@@ -45,6 +51,12 @@ func (c *Client) Samples(ctx context.Context, run uuid.UUID, query SamplesQuery)
 		"encoding", query.Encoding, "status", strings.Join(query.Statuses, ","))
 	if query.WholeGroups {
 		k.query.Set("groups", "whole")
+	}
+	if query.Start != "" {
+		k.query.Set("start", query.Start)
+	}
+	if query.Batch != uuid.Nil {
+		k.query.Set("batch", query.Batch.String())
 	}
 	if query.Wait > 0 {
 		k.query.Set("wait", query.Wait.String())

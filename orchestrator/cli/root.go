@@ -84,7 +84,7 @@ own with nothing to set up.`,
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		return fmt.Errorf("%w (see %q)", err, cmd.CommandPath()+" --help")
 	})
-	root.AddCommand(newDev(), newDemo(), newServe(), newMigrate(), newSubmit(), newWatch(), newPrune(), newWeights(), newEngine(), newBench(), newTrace(), NewSimCommand(), newConfig())
+	root.AddCommand(newDev(), newDemo(), newServe(), newMigrate(), newSubmit(), newWatch(), newAudit(), newExport(), newPrune(), newWeights(), newEngine(), newBench(), newTrace(), NewSimCommand(), newConfig())
 	markBeginning(root, began)
 	return root
 }
