@@ -7,6 +7,7 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 
 	"holdfast/orchestrator/environment/spec"
+	"holdfast/orchestrator/toolcall"
 	"holdfast/store"
 	"holdfast/workflows/task"
 )
@@ -82,11 +83,42 @@ var taskBounds = map[string]map[string]bound{
 		"max_run_seconds":    {text: "Wall time from admission, holds not counted.", least: float(0), most: float(task.MaxRunSeconds)},
 	},
 	"TaskEnvironment": {
-		"kind":         {enum: []any{string(task.EnvironmentReplay), string(task.EnvironmentExternal)}},
-		"turns":        {text: "Kind replay: one entry per model call, in order."},
-		"time_scale":   {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
-		"reward":       {text: "Kind replay: the trajectory's recorded reward."},
-		"idle_seconds": {text: "Kind external: after so long without a turn the session ends as failed; 0 or absent means 600.", least: float(0), most: float(task.MaxGapSeconds)},
+		"kind":              {enum: []any{string(task.EnvironmentReplay), string(task.EnvironmentExternal), string(task.EnvironmentHTTP), string(task.EnvironmentMCP), string(task.EnvironmentExec)}},
+		"turns":             {text: "Kind replay: one entry per model call, in order."},
+		"time_scale":        {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
+		"reward":            {text: "Kind replay: the trajectory's recorded reward."},
+		"idle_seconds":      {text: "Kind external: after so long without a turn the session ends as failed; 0 or absent means 600.", least: float(0), most: float(task.MaxGapSeconds)},
+		"http":              {text: "Kind http: the environment server."},
+		"mcp":               {text: "Kind mcp: the tool server."},
+		"exec":              {text: "Kind exec: the program that is run for each step."},
+		"tool_format":       {text: "Kinds http, mcp and exec: how the model writes tool calls; absent means it writes none.", enum: []any{string(toolcall.OpenAI), string(toolcall.Hermes)}},
+		"observation_bytes": {text: "Kinds http, mcp and exec: how much of each text is kept; 0 or absent means 16,384.", least: float(0), most: float(spec.MaxObservationBytes)},
+	},
+	"TaskHTTPServer": {
+		"url":             {text: "The address below which /reset, /step and /close are; its host must be one that the operator allows.", mostLength: integer(spec.MaxURLBytes)},
+		"timeout_seconds": {text: "Of each call; 0 or absent means 60.", least: float(0), most: float(spec.MaxSeconds)},
+		"credential":      {text: "Names a bearer token of the operator's configuration.", mostLength: integer(spec.MaxNameBytes)},
+		"task":            {text: "A JSON object passed to reset as it is."},
+	},
+	"TaskMCPServer": {
+		"program":         {text: "A server that speaks over its standard streams; exactly one of program and url is given."},
+		"url":             {text: "A server that speaks streamable HTTP; its host must be one that the operator allows.", mostLength: integer(spec.MaxURLBytes)},
+		"timeout_seconds": {text: "Of connecting and of each call; 0 or absent means 60.", least: float(0), most: float(spec.MaxSeconds)},
+		"credential":      {text: "Names a bearer token of the operator's configuration.", mostLength: integer(spec.MaxNameBytes)},
+		"tools":           {text: "What the model may call; absent means everything.", mostItems: integer(spec.MaxArguments)},
+	},
+	"TaskExecProgram": {
+		"program": {text: "Run in a directory that lasts as long as the session."},
+		"input":   {text: "What the program reads; absent means text.", enum: []any{string(spec.InputText), string(spec.InputJSON)}},
+		"output":  {text: "How its output is read; absent means text.", enum: []any{string(spec.OutputText), string(spec.OutputJSON)}},
+		"tool":    {text: "Makes the program a tool, which is run once for each call."},
+		"files":   {text: "Written into the directory at reset, by relative path."},
+	},
+	"TaskExecTool": {
+		"name":        {text: "What the model calls it.", mostLength: integer(spec.MaxNameBytes)},
+		"description": {text: "Told to the model."},
+		"parameters":  {text: "A JSON schema of the call's arguments."},
+		"argument":    {text: "Input text: the string argument that the program reads."},
 	},
 	"TaskReplayTurn": {
 		"output_tokens": {least: float(1), most: float(task.MaxOutputTokens)},

@@ -40,7 +40,7 @@ const (
 	// row violates the key.
 	saveObservationSQL = `
 with session as (
-    update sessions set event_seq = event_seq + 1, tool_seconds = tool_seconds + case when $8::text is null then 0 else $7 end
+    update sessions set event_seq = event_seq + 1, tool_seconds = tool_seconds + case when $8::text is null then 0 else $7::double precision end
     where session_id = $1 and ` + liveCondition + ` and not exists (select from observations where session_id = $1 and step = $2)
     returning run_id, event_seq
 ), observation as (

@@ -52,7 +52,7 @@ func TestObservationCountsOnce(t *testing.T) {
 	if session, err := f.Session(ctx, id); err != nil || session.Times.ToolSeconds != 0 {
 		t.Fatalf("before a turn the tool time is %v, %v", session.Times.ToolSeconds, err)
 	}
-	last, err := f.SaveObservation(ctx, store.Observation{SessionID: id, Step: 5, EpisodeStep: 5, Seconds: 3, Status: router.Failed, Problem: "timeout: it\x00 hangs"}, nil)
+	last, err := f.SaveObservation(ctx, store.Observation{SessionID: id, Step: 5, EpisodeStep: 5, Seconds: 3.25, Status: router.Failed, Problem: "timeout: it\x00 hangs"}, nil)
 	must(t, err)
 	stored, ok, err := f.Observation(ctx, id, 5)
 	must(t, err)
@@ -74,7 +74,7 @@ func TestObservationCountsOnce(t *testing.T) {
 			tools++
 		}
 	}
-	if session.Times.ToolSeconds != 3 || tools != 6 {
+	if session.Times.ToolSeconds != 3.25 || tools != 6 {
 		t.Fatalf("the tool time is %v s after the end, with %d events", session.Times.ToolSeconds, tools)
 	}
 	f.end(id, router.Failed)

@@ -11,6 +11,8 @@ type SessionInput struct {
 	// Admitted is true when the session still holds its admission, so that the
 	// turn's activity may ask for placement directly.
 	Admitted bool `json:"admitted,omitempty"`
+	// Stepped is true when the session has an environment that is to be released.
+	Stepped bool `json:"stepped,omitempty"`
 }
 
 // Grant is the payload of GrantSignal.
@@ -24,7 +26,15 @@ type TurnRef struct {
 	Turn    int    `json:"turn"`
 }
 
-// Outcome is the closed set of what an admit or turn activity can answer.
+// StepRef names one step of a session's environment: 0 is the reset, n answers the
+// message of turn n-1. It is the input of step activities, which answer with a
+// TurnReply: more, or over.
+type StepRef struct {
+	Session string `json:"session"`
+	Step    int    `json:"step"`
+}
+
+// Outcome is the closed set of what an admit, turn or step activity can answer.
 type Outcome string
 
 // Outcomes.
@@ -35,6 +45,8 @@ const (
 	OutcomeHeld Outcome = "held"
 	// OutcomeMore: the turn is committed and another follows after Gap.
 	OutcomeMore Outcome = "more"
+	// OutcomeStep: the turn is committed, and the environment is to answer it.
+	OutcomeStep Outcome = "step"
 	// OutcomeOver: no further turn; Status says how the session ends.
 	OutcomeOver Outcome = "over"
 	// OutcomeOutside: a harness runs the session's loop, and turns do not pass
@@ -48,6 +60,8 @@ type AdmitReply struct {
 	// Turn is where to go on, with OutcomeAdmitted and OutcomeHeld: the one asked
 	// for, or the last committed one when the workflow had fallen behind the store.
 	Turn int `json:"turn"`
+	// Stepped: the session has an environment, whose reset comes before turn 0.
+	Stepped bool `json:"stepped,omitempty"`
 	// Status and Problem are set with OutcomeOver.
 	Status  string `json:"status,omitempty"`
 	Problem string `json:"problem,omitempty"`
@@ -96,4 +110,6 @@ type Completion struct {
 	Problem string          `json:"problem,omitempty"`
 	// ScoreSeconds is how long scoring took, 0 where nothing was scored.
 	ScoreSeconds float64 `json:"score_seconds,omitempty"`
+	// Stepped: the session had an environment, whose observations are kept no longer.
+	Stepped bool `json:"stepped,omitempty"`
 }

@@ -21,6 +21,8 @@ const (
 	ScoreActivity    = "holdfast.score"
 	CompleteActivity = "holdfast.complete"
 	OutsideActivity  = "holdfast.outside"
+	StepActivity     = "holdfast.step"
+	ReleaseActivity  = "holdfast.release"
 )
 
 // TaskQueue returns the Temporal task queue of a pool. Only the process that
@@ -39,6 +41,12 @@ const (
 	// scoreTimeout bounds scoring: above all attempts of the slowest scorer that a task
 	// may ask for.
 	scoreTimeout = 24 * time.Hour
+	// stepTimeout bounds one step of an environment: above all the calls that one
+	// message of the model may hold, each as slow as its task allows.
+	stepTimeout = 72 * time.Hour
+	// releaseAttempts bounds how often the release of an environment is tried. What
+	// is left then ends with the process, or is the server's to forget.
+	releaseAttempts = 5
 	// bookkeepingTimeout bounds one try of an activity that only reads and writes rows.
 	bookkeepingTimeout = time.Minute
 	// historyEventsLimit is the history length at which a workflow continues as

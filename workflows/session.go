@@ -19,7 +19,7 @@ import (
 )
 
 // Session runs one session: admit (which may hold for hours), then turns with
-// tool gaps between them, then scoring and completion. Its workflow id is the
+// tool gaps between them, recorded or of a real environment, then scoring and completion. Its workflow id is the
 // session id, so that starting it twice is harmless.
 func Session(ctx workflow.Context, in SessionInput) error {
 	s := &session{
@@ -33,6 +33,7 @@ func Session(ctx workflow.Context, in SessionInput) error {
 		}
 		end = s.endOf(ctx, err)
 	}
+	s.release(ctx)
 	return s.complete(ctx, end)
 }
 
@@ -40,6 +41,8 @@ func Session(ctx workflow.Context, in SessionInput) error {
 type session struct {
 	input  SessionInput
 	grants workflow.ReceiveChannel
+	// released: its environment has been.
+	released bool
 }
 
 // run goes through the turns and returns how the session ends. Its error is a
@@ -59,6 +62,11 @@ func (s *session) run(ctx workflow.Context) (Completion, error) {
 				return s.outside(ctx)
 			}
 			turn = reply.Turn
+			if reply.Stepped && turn == 0 {
+				if over, err := s.step(ctx, 0); err != nil || over.Outcome == OutcomeOver {
+					return s.finish(ctx, over, err)
+				}
+			}
 		}
 		reply, err := s.turn(ctx, turn)
 		if err != nil {
@@ -72,17 +80,17 @@ func (s *session) run(ctx workflow.Context) (Completion, error) {
 				return Completion{}, err
 			}
 			admitted = true
-		case OutcomeMore:
+		case OutcomeMore, OutcomeStep:
 			turn++
 			admitted = true
-			if err := workflow.Sleep(ctx, time.Duration(reply.GapMillis)*time.Millisecond); err != nil {
-				return Completion{}, err
+			if over, err := s.gap(ctx, turn, reply); err != nil || over.Outcome == OutcomeOver {
+				return s.finish(ctx, over, err)
 			}
 			if workflow.GetInfo(ctx).GetCurrentHistoryLength() >= historyEventsLimit {
 				return Completion{}, s.continueAsNew(ctx, turn, true)
 			}
 		case OutcomeOver:
-			return s.finish(ctx, reply)
+			return s.finish(ctx, reply, nil)
 		default:
 			return Completion{}, fmt.Errorf("turn %d: unknown outcome %q", turn, reply.Outcome)
 		}
@@ -97,6 +105,7 @@ func (s *session) admit(ctx workflow.Context, turn int) (AdmitReply, error) {
 	if err != nil {
 		return reply, err
 	}
+	s.input.Stepped = s.input.Stepped || reply.Stepped
 	switch reply.Outcome {
 	case OutcomeAdmitted, OutcomeOver, OutcomeOutside:
 		return reply, nil
@@ -146,8 +155,54 @@ func (s *session) turn(ctx workflow.Context, turn int) (TurnReply, error) {
 	return reply, err
 }
 
+// gap is the time in the tool before a turn: a recorded one, or the environment's
+// answer, which may end the session.
+func (s *session) gap(ctx workflow.Context, turn int, before TurnReply) (TurnReply, error) {
+	if before.Outcome == OutcomeStep {
+		return s.step(ctx, turn)
+	}
+	return TurnReply{Outcome: OutcomeMore}, workflow.Sleep(ctx, time.Duration(before.GapMillis)*time.Millisecond)
+}
+
+// step resets the session's environment, or has it answer the turn before. Its
+// failures are replies; it is tried again only where it could not be made at all, and
+// a step that was made is not made twice.
+func (s *session) step(ctx workflow.Context, step int) (TurnReply, error) {
+	options := bookkeepingOptions()
+	options.StartToCloseTimeout = stepTimeout
+	options.HeartbeatTimeout = heartbeatTimeout
+	options.WaitForCancellation = true
+	var reply TurnReply
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
+		StepActivity, StepRef{Session: s.input.Session, Step: step}).Get(ctx, &reply)
+	return reply, err
+}
+
+// release gives the environment back, once, however the session ends. It runs on a
+// context of its own like complete, and does not change the end.
+func (s *session) release(ctx workflow.Context) {
+	if !s.input.Stepped || s.released {
+		return
+	}
+	s.released = true
+	detached, cancel := workflow.NewDisconnectedContext(ctx)
+	defer cancel()
+	options := bookkeepingOptions()
+	options.RetryPolicy.MaximumAttempts = releaseAttempts
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(detached, options),
+		ReleaseActivity, s.input.Session).Get(detached, nil)
+	if err != nil {
+		workflow.GetLogger(ctx).Warn("releasing the session's environment failed", "error", err)
+	}
+}
+
 // finish scores the session where its task asks for that.
-func (s *session) finish(ctx workflow.Context, reply TurnReply) (Completion, error) {
+func (s *session) finish(ctx workflow.Context, reply TurnReply, err error) (Completion, error) {
+	if err != nil {
+		return Completion{}, err
+	}
+	// Scoring may take long, and needs the environment no more.
+	s.release(ctx)
 	end := Completion{Status: reply.Status, Problem: reply.Problem}
 	if !reply.Scored {
 		return end, nil
@@ -189,7 +244,7 @@ func (s *session) endOf(ctx workflow.Context, err error) Completion {
 // complete writes the end of the session. It runs on a context of its own, since
 // a cancelled session must be counted too, and retries until the store answers.
 func (s *session) complete(ctx workflow.Context, end Completion) error {
-	end.Session = s.input.Session
+	end.Session, end.Stepped = s.input.Session, s.input.Stepped
 	detached, cancel := workflow.NewDisconnectedContext(ctx)
 	defer cancel()
 	return workflow.ExecuteActivity(workflow.WithActivityOptions(detached, bookkeepingOptions()),
@@ -201,7 +256,7 @@ func (s *session) complete(ctx workflow.Context, end Completion) error {
 func (s *session) continueAsNew(ctx workflow.Context, turn int, admitted bool) error {
 	for s.grants.ReceiveAsync(nil) {
 	}
-	next := SessionInput{Session: s.input.Session, Turn: turn, Admitted: admitted}
+	next := SessionInput{Session: s.input.Session, Turn: turn, Admitted: admitted, Stepped: s.input.Stepped}
 	return workflow.NewContinueAsNewError(ctx, SessionWorkflow, next)
 }
 

@@ -16,6 +16,7 @@ import (
 	"holdfast/api"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/environment"
 	"holdfast/orchestrator/environment/command"
 	"holdfast/orchestrator/environment/exchange"
 	"holdfast/orchestrator/scoring"
@@ -30,10 +31,11 @@ type stack struct {
 	store    *store.Store
 	temporal client.Client
 	// commands is nil where tasks may not name programs.
-	commands *command.Runner
-	service  *service.Service
-	api      *api.Server
-	log      *slog.Logger
+	commands     *command.Runner
+	environments *environment.Registry
+	service      *service.Service
+	api          *api.Server
+	log          *slog.Logger
 }
 
 // newStack connects and wires; nothing runs until run is called.
@@ -70,6 +72,10 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 			return fmt.Errorf("environments.commands_dir: %w", err)
 		}
 	}
+	s.environments, err = environment.NewRegistry(environment.Config{Commands: s.commands, Access: access(&cfg.Environments)})
+	if err != nil {
+		return fmt.Errorf("environments: %w", err)
+	}
 	registry := prometheus.NewRegistry()
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.service, err = service.New(service.Config{
@@ -78,7 +84,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
 		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights),
-		Scoring: scoring.Config{Commands: s.commands, Access: access(&cfg.Environments)},
+		Scoring: scoring.Config{Commands: s.commands, Access: access(&cfg.Environments)}, Environments: s.environments,
 		Retention:  retention(&cfg.Retention),
 		Registerer: registry, Logger: s.log,
 	})
@@ -137,6 +143,11 @@ func access(e *config.Environments) exchange.Access {
 }
 
 func (s *stack) close() {
+	if s.environments != nil {
+		if err := s.environments.Close(context.Background()); err != nil {
+			s.log.Warn("closing environments", "error", err)
+		}
+	}
 	if s.commands != nil {
 		if err := s.commands.Close(); err != nil {
 			s.log.Warn("removing the directories of programs", "error", err)

@@ -203,11 +203,11 @@ func TestRegistry(t *testing.T) {
 	}
 	_, err := r.Open("session-2", httpSpec(url))
 	wantKind(t, err, failure.Exhausted, "1 environments live here")
-	if n, err := r.CloseIdle(t.Context(), 1e18); n != 0 || err != nil {
-		t.Errorf("closed %d idle environments, %v", n, err)
+	if idle := r.Idle(1e18); len(idle) != 0 {
+		t.Errorf("%v are idle at once", idle)
 	}
-	if n, err := r.CloseIdle(t.Context(), 0); n != 1 || err != nil || r.Live() != 0 {
-		t.Errorf("closed %d idle environments, %v", n, err)
+	if err := r.Drop(t.Context(), append(r.Idle(0), "nobody's")); err != nil || r.Live() != 0 {
+		t.Errorf("after the idle ones were dropped %d live on, %v", r.Live(), err)
 	}
 	_, err = r.Open("session-2", httpSpec("http://other:80"))
 	wantKind(t, err, failure.Disabled, "the host other:80 is not allowed")
@@ -229,6 +229,33 @@ func TestRegistry(t *testing.T) {
 	}
 	if _, err := NewRegistry(Config{Access: exchange.Access{AllowedHosts: []string{"["}}}); err == nil {
 		t.Error("a bad pattern was taken")
+	}
+}
+
+// TestEpisodesAtServersOutliveTheProcess leaves a process whose programs must end and
+// whose episodes at servers go on elsewhere.
+func TestEpisodesAtServersOutliveTheProcess(t *testing.T) {
+	server, url := serveCounter(t)
+	r := newRegistry(t, Config{})
+	ctx := t.Context()
+	remote := open(t, r, httpSpec(url))
+	if _, err := remote.Reset(ctx, ResetRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	local, err := r.Open("session-2", execSpec("true"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := local.Reset(ctx, ResetRequest{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.Leave(ctx); err != nil || r.Live() != 0 || server.open() != 1 {
+		t.Fatalf("%d live on, %d episodes are open, %v", r.Live(), server.open(), err)
+	}
+	_, err = local.Step(ctx, Action{Step: 1})
+	wantKind(t, err, failure.Lost, "")
+	if o, err := open(t, newRegistry(t, Config{}), httpSpec(url)).Step(ctx, Action{Step: 1, Text: "3"}); err != nil || len(o.Messages) == 0 {
+		t.Fatalf("elsewhere the episode goes on with %+v, %v", o, err)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/http"
+	"slices"
 	"sync"
 	"time"
 
@@ -25,7 +26,7 @@ type Config struct {
 	Access exchange.Access
 	// MaxLive bounds environments; 0 means DefaultMaxLive.
 	MaxLive int
-	// Transport carries HTTP; nil means http.DefaultTransport.
+	// Transport carries HTTP; nil means one of the registry's own.
 	Transport http.RoundTripper
 	// FirstRetryDelay is passed on to package exchange.
 	FirstRetryDelay time.Duration
@@ -48,6 +49,9 @@ func NewRegistry(config Config) (*Registry, error) {
 	}
 	if config.MaxLive == 0 {
 		config.MaxLive = DefaultMaxLive
+	}
+	if config.Transport == nil {
+		config.Transport = http.DefaultTransport.(*http.Transport).Clone()
 	}
 	return &Registry{config: config, live: make(map[string]*session)}, nil
 }
@@ -95,23 +99,55 @@ func (r *Registry) Release(ctx context.Context, sessionID string, environment sp
 		closing, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeWait)
 		defer cancel()
 		err = d.close(closing)
+		r.rest()
 	}
 	return failure.Within(ctx, "releasing environment "+sessionID, failure.Died, err)
 }
 
-// CloseIdle closes environments that nobody has called for a while: what is left
-// of sessions whose end never reached this process. It returns how many.
-func (r *Registry) CloseIdle(ctx context.Context, idle time.Duration) (int, error) {
-	var old []*session
+// Idle lists the sessions whose environments nobody has called for a while.
+func (r *Registry) Idle(idle time.Duration) []string {
 	now := time.Now()
 	r.mu.Lock()
-	for _, s := range r.live {
+	defer r.mu.Unlock()
+	var ids []string
+	for id, s := range r.live {
 		if s.idleSince(now) >= idle {
-			old = append(old, s)
+			ids = append(ids, id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// Drop closes the environments of these sessions that live here: what is left of
+// sessions whose end never reached this process.
+func (r *Registry) Drop(ctx context.Context, sessionIDs []string) error {
+	var left []*session
+	r.mu.Lock()
+	for _, id := range sessionIDs {
+		if s, ok := r.live[id]; ok {
+			left = append(left, s)
 		}
 	}
 	r.mu.Unlock()
-	return len(old), closeAll(ctx, old)
+	return closeAll(ctx, left)
+}
+
+// Leave closes what cannot outlive this process, and forgets the rest: the episodes at
+// servers, with which another process goes on. More can be opened later.
+func (r *Registry) Leave(ctx context.Context) error {
+	var local []*session
+	r.mu.Lock()
+	for id, s := range r.live {
+		if !s.driver.remote() {
+			local = append(local, s)
+			continue
+		}
+		s.end()
+		delete(r.live, id)
+	}
+	r.mu.Unlock()
+	return closeAll(ctx, local)
 }
 
 // Live is how many environments live here.
@@ -149,6 +185,14 @@ func (r *Registry) forget(s *session) {
 	defer r.mu.Unlock()
 	if r.live[s.id] == s {
 		delete(r.live, s.id)
+	}
+}
+
+// rest closes connections that wait for another call, once nothing lives here that
+// would make one.
+func (r *Registry) rest() {
+	if transport, ok := r.config.Transport.(interface{ CloseIdleConnections() }); ok && r.Live() == 0 {
+		transport.CloseIdleConnections()
 	}
 }
 

@@ -162,6 +162,7 @@ func (s *session) Close(ctx context.Context) error {
 		return failure.Newf(failure.Timeout, doing, "a call under way does not end")
 	}
 	defer func() { <-s.turn }()
+	defer s.registry.rest()
 	if s.released {
 		return nil
 	}

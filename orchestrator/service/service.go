@@ -23,6 +23,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"holdfast/orchestrator/engine"
+	"holdfast/orchestrator/environment"
 	"holdfast/orchestrator/fleet"
 	"holdfast/orchestrator/pool"
 	"holdfast/orchestrator/scoring"
@@ -56,6 +57,9 @@ type Config struct {
 	Weights weights.Limits
 	// Scoring says what scorers may do and reach.
 	Scoring scoring.Config
+	// Environments are those of sessions, kept for all terms of ownership; the service
+	// does not close it. Nil means that tasks may have none that are stepped.
+	Environments *environment.Registry
 	// Retention says what is kept for how long.
 	Retention Retention
 
@@ -188,9 +192,13 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 	if updates, err = s.newCoordinator(epoch, loop, engines, instances); err != nil {
 		return err
 	}
+	var environments activities.Environments
+	if s.cfg.Environments != nil {
+		environments = s.cfg.Environments
+	}
 	acts, err := activities.New(activities.Config{
 		Store: s.cfg.Store, Router: loop, Engines: guarded{engines, updates}, Epoch: epoch,
-		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Scoring: s.cfg.Scoring, Counters: s.tokens, Logger: log,
+		ContextCacheBytes: s.cfg.ContextCacheBytes, EngineAttempts: s.cfg.EngineAttempts, Scoring: s.cfg.Scoring, Environments: environments, Counters: s.tokens, Logger: log,
 	})
 	if err != nil {
 		return err
@@ -223,11 +231,27 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		return p.run(ctx)
 	})
 	term.Go(func() error { return s.work(ctx, acts) })
+	if s.cfg.Environments != nil {
+		sweep := sweeper{store: s.cfg.Store, environments: s.cfg.Environments, log: log}
+		term.Go(func() error { return sweep.run(ctx) })
+	}
 	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
 	err = term.Wait()
 	s.owned.Store(nil)
+	s.leaveEnvironments()
 	s.release(epoch)
 	return err
+}
+
+// leaveEnvironments ends what the next owner could not reach, so that its sessions find
+// that out at once, and nothing runs on for nobody.
+func (s *Service) leaveEnvironments() {
+	if s.cfg.Environments == nil {
+		return
+	}
+	if err := s.cfg.Environments.Leave(context.Background()); err != nil {
+		s.cfg.Logger.Warn("closing the environments of this process failed", "pool", s.cfg.Pool, "error", err)
+	}
 }
 
 // restore reads what rebuilds the core, and puts every message that a dead owner

@@ -72,6 +72,9 @@ type Config struct {
 	EngineAttempts int
 	// CheckpointTokens is how many generated tokens make a checkpoint; 0 means 2,048.
 	CheckpointTokens int
+	// Environments are those of sessions; nil means that tasks may have none that are
+	// stepped.
+	Environments Environments
 	// Scoring says what scorers may do and reach.
 	Scoring  scoring.Config
 	Counters *Counters
@@ -87,6 +90,8 @@ type Activities struct {
 	scorers  *scoring.Scorers
 	// programs holds a place for each scorer's program: as many as there are processors.
 	programs slots
+	// steppers holds a place for each step of an exec environment.
+	steppers slots
 	// retryBase is a constant but for tests.
 	retryBase time.Duration
 }
@@ -109,13 +114,15 @@ func New(cfg Config) (*Activities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("activities: %w", err)
 	}
-	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), scorers: scoring.NewScorers(cfg.Scoring), programs: make(slots, runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
+	return &Activities{cfg: cfg, contexts: contexts, running: newRunning(), scorers: scoring.NewScorers(cfg.Scoring), programs: make(slots, runtime.GOMAXPROCS(0)), steppers: make(slots, programsPerProcessor*runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
 }
 
 // Register gives the activities to a worker under their fixed names.
 func (a *Activities) Register(w worker.ActivityRegistry) {
 	w.RegisterActivityWithOptions(a.Admit, activity.RegisterOptions{Name: workflows.AdmitActivity})
 	w.RegisterActivityWithOptions(a.Turn, activity.RegisterOptions{Name: workflows.TurnActivity})
+	w.RegisterActivityWithOptions(a.Step, activity.RegisterOptions{Name: workflows.StepActivity})
+	w.RegisterActivityWithOptions(a.Release, activity.RegisterOptions{Name: workflows.ReleaseActivity})
 	w.RegisterActivityWithOptions(a.Outside, activity.RegisterOptions{Name: workflows.OutsideActivity})
 	w.RegisterActivityWithOptions(a.Score, activity.RegisterOptions{Name: workflows.ScoreActivity})
 	w.RegisterActivityWithOptions(a.Complete, activity.RegisterOptions{Name: workflows.CompleteActivity})
@@ -135,7 +142,12 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 	if err != nil {
 		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
 	}
-	if problem, err := a.tokenizePrompt(ctx, &work); err != nil || problem != "" {
+	stepped := work.Spec.Stepped() != nil
+	tokenize, measured := a.tokenizePrompt, promptAwaitsTools(&work)
+	if measured {
+		tokenize = a.measurePrompt
+	}
+	if problem, err := tokenize(ctx, &work); err != nil || problem != "" {
 		return workflows.AdmitReply{Outcome: workflows.OutcomeOver, Status: router.Failed.String(), Problem: problem}, err
 	}
 	if over, ok := a.overBefore(&work, ref.Turn); ok {
@@ -147,12 +159,14 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 	if ref.Turn < work.Turns {
 		// The workflow has fallen behind the store (it was started anew): it goes on
 		// with what follows the last committed turn, which holds no new admission.
-		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: work.Turns - 1}, nil
+		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: work.Turns - 1, Stepped: stepped}, nil
 	}
 	request := a.turnRequest(&work, ref.Turn, a.promptTokens(&work, ref.Turn), "")
-	sc, err := a.hashBeforeAdmission(ctx, id, &request)
-	if err != nil {
-		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+	var sc *sessionContext
+	if !measured {
+		if sc, err = a.hashBeforeAdmission(ctx, id, &request); err != nil {
+			return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
+		}
 	}
 	placement, err := a.cfg.Router.RequestTurn(ctx, request)
 	if err != nil {
@@ -162,9 +176,9 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 		a.contexts.put(sc)
 	}
 	if placement.Admitted {
-		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: ref.Turn}, nil
+		return workflows.AdmitReply{Outcome: workflows.OutcomeAdmitted, Turn: ref.Turn, Stepped: stepped}, nil
 	}
-	return workflows.AdmitReply{Outcome: workflows.OutcomeHeld, Turn: ref.Turn}, nil
+	return workflows.AdmitReply{Outcome: workflows.OutcomeHeld, Turn: ref.Turn, Stepped: stepped}, nil
 }
 
 // turnRequest is what the router needs to know of a turn.

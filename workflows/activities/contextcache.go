@@ -20,6 +20,8 @@ type sessionContext struct {
 	// next turn's tokens are appended.
 	tokens []int32
 	chain  blockChain
+	// gapSeconds passed in the tool before the turn.
+	gapSeconds float64
 	// requests made the turns so far, where a harness runs the loop.
 	requests map[string]bool
 	// output is what the turn has generated so far, if it was cut; nil after a commit.

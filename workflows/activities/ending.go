@@ -29,6 +29,11 @@ func (a *Activities) Complete(ctx context.Context, end workflows.Completion) err
 	if err != nil {
 		return fmt.Errorf("completing session %s: %w", id, err)
 	}
+	if end.Stepped {
+		if err := a.cfg.Store.DropObservations(ctx, id); err != nil {
+			return fmt.Errorf("completing session %s: %w", id, err)
+		}
+	}
 	a.contexts.drop(id)
 	a.cfg.Engines.Forget(router.SessionID(id))
 	a.tell(ctx, &router.SessionEnded{Session: router.SessionID(id), Status: sample.Status})

@@ -333,7 +333,7 @@ func (g *generation) commit(committed int) store.TurnCommit {
 		// Of a call that went on from partial output both may reach into that.
 		PredictedCachedTokens: min(g.placement.PredictedCachedTokens, context), CachedTokens: min(int64(g.result.CachedTokens), context),
 		QueueSeconds: g.spent.queueSeconds, PrefillSeconds: g.spent.prefillSeconds, DecodeSeconds: g.spent.decodeSeconds, TotalSeconds: g.spent.totalSeconds,
-		ToolSeconds:  gapAfter(&g.sc.work.Spec, g.turn-1).Seconds(),
+		ToolSeconds:  g.sc.gapSeconds,
 		FinishReason: g.finish.String(), TurnEffort: g.out.effort,
 	}
 	if last := len(g.out.versions) - 1; last >= 0 {

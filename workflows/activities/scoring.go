@@ -106,6 +106,11 @@ func (a *Activities) sampleToScore(ctx context.Context, work *store.WorkSession)
 	if work.Spec.Environment != nil {
 		sample.EnvironmentReward = work.Spec.Environment.Reward
 	}
+	if work.Spec.Stepped() != nil {
+		if sample.EnvironmentReward, err = a.cfg.Store.EnvironmentReward(ctx, work.ID); err != nil {
+			return sample, "", err
+		}
+	}
 	if work.Spec.Scorer.Kind == task.ScorerEnvironment {
 		return sample, "", nil
 	}

@@ -43,6 +43,9 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse)
 		return workflows.TurnReply{}, err
 	}
 	if reply, ok := a.overBefore(&sc.work, turn); ok {
+		if sc.work.Spec.Stepped() != nil && turn > 0 {
+			return a.overStepped(ctx, &sc.work, reply)
+		}
 		return reply, nil
 	}
 	if turn < sc.work.Turns {
@@ -54,7 +57,9 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse)
 	sc.output.recall(p.earlier)
 	p.follow(sc.output)
 	committed := len(sc.tokens)
-	sc.tokens = appendToolResult(sc.tokens, &sc.work, turn)
+	if err := a.appendBefore(ctx, sc, turn); err != nil {
+		return workflows.TurnReply{}, err
+	}
 	g := a.newGeneration(sc, turn, a.engineRequest(sc, turn))
 	reply, err := g.run(ctx)
 	if err != nil || reply != nil {
@@ -81,11 +86,27 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse)
 	sc.tokens = append(sc.tokens, g.out.ids...)
 	sc.output = nil
 	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
-	answer := after(&sc.work, turn, g.finish)
-	if answer.Outcome == workflows.OutcomeMore {
+	answer, err := a.after(ctx, &sc.work, turn, g.finish)
+	if err == nil && answer.Outcome != workflows.OutcomeOver {
 		a.contexts.put(sc)
 	}
-	return answer, nil
+	return answer, err
+}
+
+// appendBefore appends to the context what came from the tool before a turn.
+func (a *Activities) appendBefore(ctx context.Context, sc *sessionContext, turn int) error {
+	if sc.work.Spec.Stepped() == nil {
+		sc.tokens = appendToolResult(sc.tokens, &sc.work, turn)
+		sc.gapSeconds = gapAfter(&sc.work.Spec, turn-1).Seconds()
+		return nil
+	}
+	observation, err := a.observedBefore(ctx, &sc.work, turn)
+	if err != nil {
+		return err
+	}
+	sc.tokens = append(sc.tokens, observation.IDs...)
+	sc.gapSeconds = observation.Seconds
+	return nil
 }
 
 // load returns the session before its turn, from the cache or from the store, with
@@ -146,10 +167,17 @@ func (a *Activities) commit(ctx context.Context, commit store.TurnCommit) (alrea
 }
 
 // after says what follows a committed turn.
-func after(work *store.WorkSession, turn int, finish engine.FinishReason) workflows.TurnReply {
+func (a *Activities) after(ctx context.Context, work *store.WorkSession, turn int, finish engine.FinishReason) (workflows.TurnReply, error) {
+	if work.Spec.Stepped() != nil {
+		if finish == engine.FinishStop {
+			return workflows.TurnReply{Outcome: workflows.OutcomeStep}, nil
+		}
+		// A message that was cut is not one that an environment could answer.
+		return a.overStepped(ctx, work, over(router.Truncated, ""))
+	}
 	if turns := turnsOf(&work.Spec); turns != nil {
 		if turn+1 < len(turns) {
-			return workflows.TurnReply{Outcome: workflows.OutcomeMore, GapMillis: gapAfter(&work.Spec, turn).Milliseconds()}
+			return workflows.TurnReply{Outcome: workflows.OutcomeMore, GapMillis: gapAfter(&work.Spec, turn).Milliseconds()}, nil
 		}
 		finish = engine.FinishStop
 	}
@@ -159,7 +187,7 @@ func after(work *store.WorkSession, turn int, finish engine.FinishReason) workfl
 	}
 	reply := over(status, "")
 	reply.Scored = work.Spec.Scorer != nil
-	return reply
+	return reply, nil
 }
 
 // afterCommitted says what follows a turn that an earlier try committed.
@@ -180,7 +208,7 @@ func (a *Activities) afterCommitted(ctx context.Context, work *store.WorkSession
 	if turns[0].FinishReason != engine.FinishStop.String() {
 		finish = engine.FinishLength
 	}
-	return after(work, turn, finish), nil
+	return a.after(ctx, work, turn, finish)
 }
 
 func (a *Activities) reload(ctx context.Context, id uuid.UUID, turn int) (workflows.TurnReply, error) {

@@ -2,9 +2,8 @@
 // prompt, sampling, limits, environment and scorer, as they stand in a request
 // body, in the store and in a worker.
 //
-// It is a leaf, but for the description of scorers: it knows JSON and nothing of
-// Temporal, Postgres or HTTP. It
-// checks a task by itself; what needs the run (is the class declared?) or the
+// It is a leaf, but for the description of environments and scorers: it knows JSON
+// and nothing of Temporal, Postgres or HTTP. It checks a task by itself; what needs the run (is the class declared?) or the
 // pool (does the prompt fit the context?) is checked by whoever knows them.
 package task
 
@@ -12,6 +11,7 @@ import (
 	"encoding/json"
 
 	"holdfast/orchestrator/environment/spec"
+	"holdfast/orchestrator/toolcall"
 )
 
 // Limits of one task. They bound what one request can ask of the service, not
@@ -111,6 +111,23 @@ const (
 	// EnvironmentExternal leaves the loop to a harness, which asks for one turn after
 	// the other and says when the session is over.
 	EnvironmentExternal EnvironmentKind = "external"
+	// Environments that the service resets and steps itself; see package spec.
+	EnvironmentHTTP EnvironmentKind = EnvironmentKind(spec.HTTP)
+	EnvironmentMCP  EnvironmentKind = EnvironmentKind(spec.MCP)
+	EnvironmentExec EnvironmentKind = EnvironmentKind(spec.Exec)
+)
+
+// environmentKinds lists them for error messages.
+var environmentKinds = []EnvironmentKind{EnvironmentReplay, EnvironmentExternal, EnvironmentHTTP, EnvironmentMCP, EnvironmentExec}
+
+// Rewrites is the closed set of what can follow when a harness rewrites its history.
+type Rewrites string
+
+const (
+	// RewritesSequence goes on in a new sequence of tokens.
+	RewritesSequence Rewrites = "sequence"
+	// RewritesRefuse refuses the call.
+	RewritesRefuse Rewrites = "refuse"
 )
 
 // DefaultIdleSeconds is how long a harness may be silent where its task does not say.
@@ -129,6 +146,26 @@ type Environment struct {
 	// IdleSeconds belongs to kind external: after so long without a turn the session
 	// ends as failed; 0 means DefaultIdleSeconds. Time spent held or generating does not count.
 	IdleSeconds float64 `json:"idle_seconds,omitempty"`
+	// Rewrites belongs to kind external: what happens when the harness rewrites its
+	// history; empty means RewritesSequence.
+	Rewrites Rewrites `json:"rewrites,omitempty"`
+	// What follows belongs to the kinds that are stepped; package spec describes it.
+	HTTP             *spec.HTTPServer  `json:"http,omitempty"`
+	MCP              *spec.MCPServer   `json:"mcp,omitempty"`
+	Exec             *spec.ExecProgram `json:"exec,omitempty"`
+	ToolFormat       toolcall.Format   `json:"tool_format,omitempty"`
+	ObservationBytes int               `json:"observation_bytes,omitempty"`
+}
+
+// stepped is the environment as package spec describes it, or nil for other kinds.
+func (e *Environment) stepped() *spec.Environment {
+	switch e.Kind {
+	case EnvironmentHTTP, EnvironmentMCP, EnvironmentExec:
+		return &spec.Environment{
+			Kind: spec.Kind(e.Kind), HTTP: e.HTTP, MCP: e.MCP, Exec: e.Exec, ToolFormat: e.ToolFormat, ObservationBytes: e.ObservationBytes,
+		}
+	}
+	return nil
 }
 
 // ReplayTurn is one model call of a recorded session: it generates exactly
@@ -156,6 +193,15 @@ const (
 // External tells whether a harness outside runs the session's loop.
 func (s *Spec) External() bool {
 	return s.Environment != nil && s.Environment.Kind == EnvironmentExternal
+}
+
+// Stepped returns the environment that the service resets and steps between the
+// session's turns, or nil where the task has none of that kind.
+func (s *Spec) Stepped() *spec.Environment {
+	if s.Environment == nil {
+		return nil
+	}
+	return s.Environment.stepped()
 }
 
 // Members returns the number of sessions the task asks for.

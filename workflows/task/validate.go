@@ -8,6 +8,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"holdfast/orchestrator/toolcall"
 )
 
 // More limits of one task, beside those of Spec.
@@ -199,15 +201,20 @@ func (s *Spec) checkEnvironment(path string) *FieldError {
 	}
 	path = field(path, "environment")
 	e := s.Environment
-	kinds := []EnvironmentKind{EnvironmentReplay, EnvironmentExternal}
-	if !slices.Contains(kinds, e.Kind) {
-		return wrong(field(path, "kind"), "must be one of %s, is %s", oneOf(kinds), quoted(string(e.Kind)))
+	if !slices.Contains(environmentKinds, e.Kind) {
+		return wrong(field(path, "kind"), "must be one of %s, is %s", oneOf(environmentKinds), quoted(string(e.Kind)))
+	}
+	if err := e.checkMembers(path); err != nil {
+		return err
+	}
+	if stepped := e.stepped(); stepped != nil {
+		if err := stepped.Validate(path); err != nil {
+			return wrong(err.Path, "%s", err.Problem)
+		}
+		return nil
 	}
 	if e.Kind == EnvironmentExternal {
 		return e.checkExternal(path)
-	}
-	if e.IdleSeconds != 0 {
-		return wrong(field(path, "idle_seconds"), "belongs to kind %s", EnvironmentExternal)
 	}
 	if e.TimeScale != 0 {
 		if err := checkFloat(field(path, "time_scale"), e.TimeScale, MinTimeScale, MaxTimeScale); err != nil {
@@ -223,15 +230,41 @@ func (s *Spec) checkEnvironment(path string) *FieldError {
 }
 
 func (e *Environment) checkExternal(path string) *FieldError {
-	switch {
-	case e.Turns != nil:
-		return wrong(field(path, "turns"), "belongs to kind %s", EnvironmentReplay)
-	case e.TimeScale != 0:
-		return wrong(field(path, "time_scale"), "belongs to kind %s", EnvironmentReplay)
-	case e.Reward != nil:
-		return wrong(field(path, "reward"), "belongs to kind %s; a harness gives the reward when it ends the session", EnvironmentReplay)
+	rewrites := []Rewrites{RewritesSequence, RewritesRefuse}
+	if e.Rewrites != "" && !slices.Contains(rewrites, e.Rewrites) {
+		return wrong(field(path, "rewrites"), "must be one of %s, is %s", oneOf(rewrites), quoted(string(e.Rewrites)))
+	}
+	if e.ToolFormat != "" && !slices.Contains(toolcall.Formats(), e.ToolFormat) {
+		return wrong(field(path, "tool_format"), "must be one of %s, is %s", oneOf(toolcall.Formats()), quoted(string(e.ToolFormat)))
 	}
 	return checkFloat(field(path, "idle_seconds"), e.IdleSeconds, 0, MaxGapSeconds)
+}
+
+// checkMembers refuses members that belong to another kind.
+func (e *Environment) checkMembers(path string) *FieldError {
+	stepped := []EnvironmentKind{EnvironmentHTTP, EnvironmentMCP, EnvironmentExec}
+	replay, external := []EnvironmentKind{EnvironmentReplay}, []EnvironmentKind{EnvironmentExternal}
+	for _, member := range []struct {
+		name  string
+		given bool
+		kinds []EnvironmentKind
+	}{
+		{"turns", e.Turns != nil, replay},
+		{"time_scale", e.TimeScale != 0, replay},
+		{"reward", e.Reward != nil, replay},
+		{"idle_seconds", e.IdleSeconds != 0, external},
+		{"rewrites", e.Rewrites != "", external},
+		{"http", e.HTTP != nil, stepped[:1]},
+		{"mcp", e.MCP != nil, stepped[1:2]},
+		{"exec", e.Exec != nil, stepped[2:]},
+		{"tool_format", e.ToolFormat != "", append(stepped, external...)},
+		{"observation_bytes", e.ObservationBytes != 0, stepped},
+	} {
+		if member.given && !slices.Contains(member.kinds, e.Kind) {
+			return wrong(field(path, member.name), "belongs to kind %s, kind is %s", oneOf(member.kinds), e.Kind)
+		}
+	}
+	return nil
 }
 
 func (s *Spec) checkReplayTurns(path string) *FieldError {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"holdfast/orchestrator/environment/spec"
+	"holdfast/orchestrator/toolcall"
 )
 
 func pointer[T any](v T) *T { return &v }
@@ -123,16 +124,26 @@ func TestValidateNamesTheFieldTheRangeAndTheValue(t *testing.T) {
 		{"absurd context", func(s *Spec) { s.Limits.MaxContextTokens = math.MaxInt }, "tasks[3].limits.max_context_tokens: must be from 0 to 2097152, is 9223372036854775807"},
 		{"endless run", func(s *Spec) { s.Limits.MaxRunSeconds = math.Inf(1) }, "tasks[3].limits.max_run_seconds: must be from 0 to 2.592e+06, is +Inf"},
 
-		{"unknown environment", func(s *Spec) { s.Environment.Kind = "gym" }, `tasks[3].environment.kind: must be one of replay, external, is "gym"`},
-		{"no environment kind", func(s *Spec) { s.Environment.Kind = "" }, `tasks[3].environment.kind: must be one of replay, external, is ""`},
-		{"external with turns", func(s *Spec) { s.Environment.Kind = EnvironmentExternal }, "tasks[3].environment.turns: belongs to kind replay"},
+		{"unknown environment", func(s *Spec) { s.Environment.Kind = "gym" }, `tasks[3].environment.kind: must be one of replay, external, http, mcp, exec, is "gym"`},
+		{"no environment kind", func(s *Spec) { s.Environment.Kind = "" }, `tasks[3].environment.kind: must be one of replay, external, http, mcp, exec, is ""`},
+		{"external with turns", func(s *Spec) { s.Environment.Kind = EnvironmentExternal }, "tasks[3].environment.turns: belongs to kind replay, kind is external"},
 		{"external with a reward", func(s *Spec) {
 			s.Environment = &Environment{Kind: EnvironmentExternal, Reward: pointer(1.0)}
-		}, "tasks[3].environment.reward: belongs to kind replay; a harness gives the reward when it ends the session"},
+		}, "tasks[3].environment.reward: belongs to kind replay, kind is external"},
 		{"idle for too long", func(s *Spec) {
 			s.Environment = &Environment{Kind: EnvironmentExternal, IdleSeconds: 86_401}
 		}, "tasks[3].environment.idle_seconds: must be from 0 to 86400, is 86401"},
-		{"idle in a replay", func(s *Spec) { s.Environment.IdleSeconds = 5 }, "tasks[3].environment.idle_seconds: belongs to kind external"},
+		{"idle in a replay", func(s *Spec) { s.Environment.IdleSeconds = 5 }, "tasks[3].environment.idle_seconds: belongs to kind external, kind is replay"},
+		{"a server for a replay", func(s *Spec) { s.Environment.HTTP = &spec.HTTPServer{URL: "http://a/b"} }, "tasks[3].environment.http: belongs to kind http, kind is replay"},
+		{"tool format of a replay", func(s *Spec) { s.Environment.ToolFormat = toolcall.Hermes }, "tasks[3].environment.tool_format: belongs to kind http, mcp, exec, external, kind is replay"},
+		{"no server", func(s *Spec) { s.Environment = &Environment{Kind: EnvironmentHTTP} }, "tasks[3].environment.http: is required for kind http"},
+		{"a server without an address", func(s *Spec) {
+			s.Environment = &Environment{Kind: EnvironmentMCP, ToolFormat: toolcall.Hermes, MCP: &spec.MCPServer{}}
+		}, "tasks[3].environment.mcp: must have exactly one of program and url"},
+		{"no command", func(s *Spec) { s.Environment = &Environment{Kind: EnvironmentExec, Exec: &spec.ExecProgram{}} }, "tasks[3].environment.exec.program.command: must have from 1 to 256 arguments, has 0"},
+		{"no output length for a server", func(s *Spec) {
+			s.Sampling.MaxTokens, s.Environment = 0, &Environment{Kind: EnvironmentHTTP, HTTP: &spec.HTTPServer{URL: "http://a/b"}}
+		}, "tasks[3].sampling.max_tokens: is required (from 1 to 1048576) unless a replay environment gives every turn's length"},
 		{"no turns", func(s *Spec) { s.Environment.Turns = nil }, "tasks[3].environment.turns: must have from 1 to 10000 turns, has 0"},
 		{"too many turns", func(s *Spec) { s.Environment.Turns = repeatTurn(MaxTurns+1, ReplayTurn{OutputTokens: 1}) }, "tasks[3].environment.turns: must have from 1 to 10000 turns, has 10001"},
 		{"turn of no output", func(s *Spec) { s.Environment.Turns[1].OutputTokens = 0 }, "tasks[3].environment.turns[1].output_tokens: must be from 1 to 1048576, is 0"},

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// Script is what an engine says instead of noise: of all lines whose After stands in
-// the prompt's text, the one whose After ends last, and of these the last one. Where
+// Script is what an engine says instead of noise: of all lines whose After, and With,
+// stand in the prompt's text, the one whose After ends last, and of these the last one. Where
 // none does, noise it is. So what is said depends on the context alone, and is the same
 // on every engine and in every repetition.
 //
@@ -22,7 +22,9 @@ type Script []Line
 type Line struct {
 	// After is text that must stand in the prompt.
 	After string `json:"after"`
-	Say   string `json:"say"`
+	// With must stand in it as well, at any place; empty for nothing.
+	With string `json:"with,omitempty"`
+	Say  string `json:"say"`
 }
 
 // Bounds of a script.
@@ -36,7 +38,7 @@ func (s Script) validate() error {
 		return fmt.Errorf("%w: a script of %d lines, want at most %d", errConfig, len(s), maxScriptLines)
 	}
 	for i, line := range s {
-		if line.After == "" || len(line.After) > maxScriptLineBytes || len(line.Say) > maxScriptLineBytes {
+		if line.After == "" || len(line.After) > maxScriptLineBytes || len(line.With)+len(line.Say) > maxScriptLineBytes {
 			return fmt.Errorf("%w: line %d of the script: after must not be empty, and neither longer than %d bytes", errConfig, i, maxScriptLineBytes)
 		}
 	}
@@ -54,7 +56,7 @@ func (s *Script) outputAfter(prompt []int32, vocabulary int) []int32 {
 	text := detokenize(prompt)
 	say, last := "", -1
 	for _, line := range *s {
-		if at := strings.LastIndex(text, line.After); at >= 0 && at+len(line.After) >= last {
+		if at := strings.LastIndex(text, line.After); at >= 0 && at+len(line.After) >= last && strings.Contains(text, line.With) {
 			say, last = line.Say, at+len(line.After)
 		}
 	}

@@ -15,7 +15,8 @@ import (
 func TestScriptedEngineSaysItsLines(t *testing.T) {
 	script := Script{
 		{After: "door", Say: `I knock. <tool_call>{"name":"knock","arguments":{}}</tool_call>`},
-		{After: "door opens", Say: "I go in 42 times — ça va."},
+		{After: "door opens", With: "window", Say: "I look."},
+		{After: "door opens", With: "at the", Say: "I go in 42 times — ça va."},
 	}
 	for _, dialect := range []Dialect{VLLM, SGLang} {
 		t.Run(dialect.String(), func(t *testing.T) {
@@ -46,10 +47,10 @@ func TestScriptedEngineSaysItsLines(t *testing.T) {
 			}
 			second := append(append(first, result.OutputIDs...), tokenize(nil, "<user> The door opens.\n<assistant>", 151_936)...)
 			part, begun := say(second, 7)
-			if part.FinishReason != engine.FinishLength || len(part.OutputIDs) != 7 || !strings.HasPrefix(script[1].Say, begun) {
+			if part.FinishReason != engine.FinishLength || len(part.OutputIDs) != 7 || !strings.HasPrefix(script[2].Say, begun) {
 				t.Fatalf("with room for 7 tokens it said %q (%d tokens) and ended with %v", begun, len(part.OutputIDs), part.FinishReason)
 			}
-			if rest, text := say(append(second, part.OutputIDs...), 500); begun+text != script[1].Say || rest.FinishReason != engine.FinishStop {
+			if rest, text := say(append(second, part.OutputIDs...), 500); begun+text != script[2].Say || rest.FinishReason != engine.FinishStop {
 				t.Fatalf("after %q it goes on with %q", begun, text)
 			}
 			if result, _ := say(tokenize(nil, "nothing of the kind", 151_936), 5); len(result.OutputIDs) == 0 {
