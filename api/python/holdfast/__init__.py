@@ -9,9 +9,10 @@ from . import errors
 from ._retry import RetryPolicy
 from .client import Client, Groups, Run, Samples, Session
 from .documents import (
-    USABLE, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, Consumer, ContractVersion, Delivery,
-    Event, HarnessTurn, History, Instance, Metrics, Mixture, MixtureSpan, Policy, Pool, RunInfo, Sample, SamplePage, Segment, Sequence,
-    SessionInfo, Times, Turn, Usage, WeightInstance, WeightUpdate,
+    USABLE, Admission, Audit, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, Consumer,
+    ContractVersion, Delivery, Event, HarnessTurn, History, Hold, Instance, Metrics, Mixture, MixtureSpan, Pace, Policy,
+    Pool, Release, RunInfo, Sample, SamplePage, Score, Segment, Sequence, SessionInfo, Times, Turn, Usage, WeightInstance,
+    WeightUpdate,
 )
 from .errors import (
     BodyTimeoutError, ConflictError, EngineDoesNotAnswerError, ErrorDetail, ForbiddenError, HoldfastError,
@@ -26,13 +27,15 @@ from .tokens import NumpyTokens, TokenArrays
 from .version import VERSION as __version__
 
 __all__ = [
-    "USABLE", "Backlog", "Batch", "BodyTimeoutError", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Client",
-    "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery", "EngineDoesNotAnswerError", "ErrorDetail", "Event",
-    "ForbiddenError", "Group", "Groups", "HarnessTurn", "History", "HoldfastError", "IdempotencyKeyReusedError", "Instance",
-    "InternalError", "InvalidJSONError", "InvalidRequestError", "LimitReachedError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan",
-    "NotFoundError", "NotOwnerError", "NumpyTokens", "OverloadedError", "Policy", "Pool",
-    "ProblemError", "ProtocolError", "PrunedError", "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample",
-    "SamplePage", "Samples", "Segment", "Sequence", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays",
-    "TooLargeError", "Turn", "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError",
-    "UnreachableError", "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "batch_key", "errors",
+    "USABLE", "Admission", "Audit", "Backlog", "Batch", "BodyTimeoutError", "ClassBacklog", "ClassMetrics", "ClassMixture",
+    "ClassPace", "ClassShare", "Client", "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery",
+    "EngineDoesNotAnswerError", "ErrorDetail", "Event", "ForbiddenError", "Group", "Groups", "HarnessTurn", "History", "Hold",
+    "HoldfastError", "IdempotencyKeyReusedError", "Instance", "InternalError", "InvalidJSONError", "InvalidRequestError",
+    "LimitReachedError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan", "NotFoundError", "NotOwnerError",
+    "NumpyTokens", "OverloadedError", "Pace", "Policy", "Pool", "ProblemError", "ProtocolError", "PrunedError", "Release",
+    "RequestTimeoutError", "RetryPolicy", "Run", "RunEndedError", "RunInfo", "Sample", "SamplePage", "Samples", "Score",
+    "Segment", "Sequence", "Session", "SessionInfo", "StoppingError", "Task", "Times", "TokenArrays", "TooLargeError", "Turn",
+    "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError", "UnreachableError",
+    "UnsupportedMediaTypeError", "Usage", "WeightInstance", "WeightUpdate", "WeightUpdateError", "__version__", "batch_key",
+    "errors",
 ]

@@ -8,9 +8,9 @@ the end of the connection; there is no pipelining, no proxy, no redirect.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ._calls import Call
+from ._calls import Call, Download
 from ._endpoint import Answer, Endpoint, keep_alive
 from .errors import ProtocolError, UnreachableError
 
@@ -93,7 +93,7 @@ class AsyncConnections:
     async def _exchange(self, connection: _Connection, call: Call[Any], request: bytes, end: float) -> Answer:
         keep, where = False, f"{call.method} {self._endpoint.url}"
         try:
-            answer, keep = await asyncio.wait_for(_converse(connection, request, call.body), _left(end))
+            answer, keep = await asyncio.wait_for(_converse(connection, request, call.body, call.sink), _left(end))
             return answer
         except asyncio.TimeoutError as error:
             raise UnreachableError(f"{where}: timed out") from error
@@ -109,11 +109,11 @@ class AsyncConnections:
                 connection.abort()
 
 
-async def _converse(connection: _Connection, head: bytes, body: Optional[bytes]) -> Tuple[Answer, bool]:
+async def _converse(connection: _Connection, head: bytes, body: Optional[bytes], sink: Optional[Download]) -> Tuple[Answer, bool]:
     # The service may answer, and hang up, before the body is through.
     sending = asyncio.ensure_future(_send(connection.writer, head, body))
     try:
-        answer, reusable = await _read_answer(connection.reader)
+        answer, reusable = await _read_answer(connection.reader, sink)
         return answer, reusable and sending.done() and not sending.cancelled() and sending.exception() is None
     finally:
         if not sending.done():
@@ -134,15 +134,20 @@ async def _send(writer: asyncio.StreamWriter, head: bytes, body: Optional[bytes]
     await writer.drain()
 
 
-async def _read_answer(reader: asyncio.StreamReader) -> Tuple[Answer, bool]:
+async def _read_answer(reader: asyncio.StreamReader, sink: Optional[Download]) -> Tuple[Answer, bool]:
     while True:
         version, status, reason = _status_line(await _line(reader))
         headers = await _read_headers(reader)
         if status >= 200:
             break
-    body, ended = await _read_body(reader, status, headers)
+    pieces: List[bytes] = []
+    take = pieces.append
+    if sink is not None and status < 400:
+        sink.begin()
+        take = sink.write
+    ended = await _read_body(reader, status, headers, take)
     asked_to_close = "close" in headers.get("connection", "").lower()
-    return Answer(status, reason, headers, body), ended and version == "HTTP/1.1" and not asked_to_close
+    return Answer(status, reason, headers, b"".join(pieces)), ended and version == "HTTP/1.1" and not asked_to_close
 
 
 async def _line(reader: asyncio.StreamReader) -> bytes:
@@ -171,31 +176,33 @@ async def _read_headers(reader: asyncio.StreamReader) -> Dict[str, str]:
     raise ValueError("too many headers")
 
 
-async def _read_body(reader: asyncio.StreamReader, status: int, headers: Dict[str, str]) -> Tuple[bytes, bool]:
-    """Read a body; the second result is False if the connection had to end for it."""
+async def _read_body(reader: asyncio.StreamReader, status: int, headers: Dict[str, str], take: Callable[[bytes], None]) -> bool:
+    """Read a body, piece by piece if it comes so; False if the connection had to end for it."""
     if status in (204, 304):
-        return b"", True
+        return True
     if headers.get("transfer-encoding", "").lower() == "chunked":
-        return await _read_chunks(reader), True
+        await _read_chunks(reader, take)
+        return True
     if "transfer-encoding" in headers:
         raise ValueError(f"transfer encoding {headers['transfer-encoding']!r}")
     if "content-length" in headers:
         length = headers["content-length"]
         if not length.isdigit():
             raise ValueError(f"content length {length!r}")
-        return await reader.readexactly(int(length)), True
-    return await reader.read(-1), False
+        take(await reader.readexactly(int(length)))
+        return True
+    take(await reader.read(-1))
+    return False
 
 
-async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
-    pieces: List[bytes] = []
+async def _read_chunks(reader: asyncio.StreamReader, take: Callable[[bytes], None]) -> None:
     while True:
         size = int((await _line(reader)).split(b";", 1)[0], 16)
         if size < 0:
             raise ValueError("negative chunk")
         if size == 0:
             await _read_headers(reader)  # trailers
-            return b"".join(pieces)
-        pieces.append(await reader.readexactly(size))
+            return
+        take(await reader.readexactly(size))
         if await _line(reader):
             raise ValueError("a chunk is longer than it says")

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
+from typing import Any, BinaryIO, Callable, Dict, Generic, Iterable, List, Mapping, Optional, Sequence, Tuple, Type, TypeVar, Union
 from urllib.parse import quote, urlencode
 
 from . import _decode, documents
-from .errors import ProtocolError
+from .errors import HoldfastError, ProtocolError
 from .tasks import AnyContract, AnyTask, batch_body, contract_json, to_json
 from .tokens import pack_ids
 
@@ -39,6 +40,8 @@ class Call(Generic[T]):
     """How long the service may wait by the caller's own wish; adds to the time of a try."""
     upload: bool = False
     """A batch: the service takes minutes over it if it must."""
+    sink: Optional["Download"] = None
+    """Takes the body of a success as it comes, instead of it being kept in memory."""
 
     def target(self, prefix: str) -> str:
         """Path and query of the request line."""
@@ -48,13 +51,58 @@ class Call(Generic[T]):
 
     def answer(self, status: int, body: bytes) -> T:
         """Read the answer of a success."""
-        if status == 204:
+        if status == 204 or self.sink is not None:
             return self.read(None)
         try:
             document = json.loads(body)
         except ValueError as error:
             raise ProtocolError(f"{self.method} {'/'.join(self.path)}: the answer is not JSON: {error}") from error
         return self.read(document)
+
+
+class Download:
+    """A file that is there when all of it has come, and not before: until then it is beside its place, as ``.part``.
+
+    A context manager: leaving it with an error leaves nothing behind.
+    """
+
+    def __init__(self, path: "Union[str, os.PathLike[str]]") -> None:
+        self._path, self._part = os.fspath(path), os.fspath(path) + ".part"
+        self._file: Optional[BinaryIO] = None
+
+    def begin(self) -> None:
+        """Take a body from its beginning: a repeated call begins anew."""
+        try:
+            if self._file is None:
+                self._file = open(self._part, "wb")
+            self._file.seek(0)
+            self._file.truncate()
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def write(self, piece: bytes) -> None:
+        """Take what comes next of the body."""
+        assert self._file is not None
+        try:
+            self._file.write(piece)
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: OSError) -> HoldfastError:
+        # Not to be taken for a failure of the connection, which would be tried again.
+        return HoldfastError(f"writing {self._part}: {error}")
+
+    def __enter__(self) -> "Download":
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self._file is None:
+            return
+        self._file.close()
+        if kind is None:
+            os.replace(self._part, self._path)
+        else:
+            os.unlink(self._part)
 
 
 def _reader(cls: Type[T]) -> Callable[[Any], T]:
@@ -182,6 +230,19 @@ def metrics(run: str, window: Window) -> Call[documents.Metrics]:
     return Call("GET", ["runs", run, "metrics"], _reader(documents.Metrics), _window(window))
 
 
+def pace(run: str, group_size: int, step_samples: int, ask_again: float) -> Call[documents.Pace]:
+    parameters = {"group_size": group_size, "step_samples": step_samples, "ask_again_seconds": ask_again}
+    return Call("GET", ["runs", run, "pace"], _reader(documents.Pace), parameters)
+
+
+_EXPORT_SECONDS = 6 * 3600.0
+
+
+def export(run: str, form: str, after: str, statuses: Sequence[str], sink: Download) -> Call[None]:
+    parameters = {"format": form, "after": after, "status": ",".join(statuses)}
+    return Call("GET", ["runs", run, "export"], _nothing, parameters, wait_seconds=_EXPORT_SECONDS, sink=sink)
+
+
 def sessions(
     run: str, batch: str = "", task: str = "", class_name: str = "", state: str = "", after: str = "", limit: int = 1000,
 ) -> Call[documents.SessionPage]:
@@ -199,6 +260,10 @@ def turns(session: str, after: int, limit: int = 1000) -> Call[documents.TurnPag
 
 def events(session: str, after: int, limit: int = 1000) -> Call[documents.EventPage]:
     return Call("GET", ["sessions", session, "events"], _reader(documents.EventPage), {"after": after, "limit": limit})
+
+
+def audit(session: str) -> Call[documents.Audit]:
+    return Call("GET", ["sessions", session, "audit"], _reader(documents.Audit))
 
 
 def cancel(session: str, reason: str) -> Call[documents.SessionInfo]:

@@ -102,17 +102,25 @@ class Connections:
         self._limit(connection, end)
         response = connection.getresponse()
         try:
-            pieces = []
+            pieces: List[bytes] = []
+            sink = call.sink if response.status < 400 else None
+            if sink is not None:
+                sink.begin()
+            came = False
             while True:
                 self._limit(connection, end)
                 piece = response.read1(_READ_BYTES)
                 if not piece:
                     break
-                pieces.append(piece)
+                came = True
+                if sink is None:
+                    pieces.append(piece)
+                else:
+                    sink.write(piece)
             # read1 gives b"" also where a body with a length breaks off.
             if response.length:
                 raise http.client.IncompleteRead(b"", response.length)
-            if not pieces and response.length is None and not response.chunked:
+            if not came and response.length is None and not response.chunked:
                 # http.client takes an end amid the headers for their end.
                 raise http.client.IncompleteRead(b"")
             headers = {name.lower(): value for name, value in response.getheaders()}

@@ -19,7 +19,8 @@ import os
 import ssl
 import uuid
 from contextlib import asynccontextmanager
-from typing import Any, AsyncContextManager, AsyncIterator, Generic, Iterable, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, AsyncContextManager, AsyncIterator, Generic, Iterable, List, Mapping, Optional, Sequence, TypeVar, Union
+from urllib.parse import quote
 
 from . import _calls, _flows, documents
 from ._async import AsyncConnections
@@ -104,6 +105,10 @@ class AsyncClient:
     def session(self, session: str) -> "AsyncSession":
         """A session by its id, which is its sample's. Nothing is sent yet."""
         return AsyncSession(self, session)
+
+    def openai_base_url(self, session: str) -> str:
+        """The base URL at which an OpenAI client library speaks to the model in a session; its key is the token, or any."""
+        return self._endpoint.url + "/v1/sessions/" + quote(session, safe="")
 
     # Weights and engines
 
@@ -228,6 +233,21 @@ class AsyncRun:
         """Rates and latencies of sessions that ended in a window."""
         return await self.client.call(_calls.metrics(self.id, window))
 
+    async def pace(self, *, group_size: int = 1, step_samples: int = 0, ask_again: float = 15.0) -> documents.Pace:
+        """How much more of each class may be released now, within the staleness bound and true to rho."""
+        return await self.client.call(_calls.pace(self.id, group_size, step_samples, ask_again))
+
+    async def export(
+        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", statuses: Sequence[str] = (),
+    ) -> None:
+        """Write the run's samples to a file, in completion order, up to those that have ended by now.
+
+        Writing to the file is done in the event loop.
+        """
+        form = format or os.path.splitext(os.fspath(path))[1].lstrip(".") or "jsonl"
+        with _calls.Download(path) as download:
+            await self.client.call(_calls.export(self.id, form, after, statuses, download))
+
     async def sessions(
         self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",
     ) -> AsyncIterator[documents.SessionInfo]:
@@ -285,6 +305,10 @@ class AsyncSession:
     async def events(self) -> documents.History:
         """All that happened to it, and who got its sample."""
         return await self._client.follow(_flows.history(self.id))
+
+    async def audit(self) -> documents.Audit:
+        """All of it in one document: released, held, admitted, every turn and retry, scored, delivered, acknowledged."""
+        return await self._client.call(_calls.audit(self.id))
 
     async def cancel(self, reason: str = "") -> documents.SessionInfo:
         """End it as cancelled."""

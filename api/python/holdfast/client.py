@@ -16,7 +16,8 @@ import ssl
 import time
 import uuid
 from contextlib import contextmanager
-from typing import Any, ContextManager, Generic, Iterable, Iterator, List, Mapping, Optional, Sequence, TypeVar
+from typing import Any, ContextManager, Generic, Iterable, Iterator, List, Mapping, Optional, Sequence, TypeVar, Union
+from urllib.parse import quote
 
 from . import _calls, _flows, documents
 from ._calls import Call, Window
@@ -112,6 +113,10 @@ class Client:
     def session(self, session: str) -> "Session":
         """A session by its id, which is its sample's. Nothing is sent yet."""
         return Session(self, session)
+
+    def openai_base_url(self, session: str) -> str:
+        """The base URL at which an OpenAI client library speaks to the model in a session; its key is the token, or any."""
+        return self._endpoint.url + "/v1/sessions/" + quote(session, safe="")
 
     # Weights and engines
 
@@ -281,6 +286,28 @@ class Run:
         """Rates and latencies of sessions that ended in a window: the last seconds, or (from, to)."""
         return self.client.call(_calls.metrics(self.id, window))
 
+    def pace(self, *, group_size: int = 1, step_samples: int = 0, ask_again: float = 15.0) -> documents.Pace:
+        """How much more of each class may be released now, within the staleness bound and true to rho.
+
+        Advice: nothing is refused for not following it. ``step_samples`` is what
+        one training step consumes, ``ask_again`` in how many seconds the next
+        question comes. Acknowledge samples when their step is committed: what is
+        not acknowledged counts as waiting for one.
+        """
+        return self.client.call(_calls.pace(self.id, group_size, step_samples, ask_again))
+
+    def export(
+        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", statuses: Sequence[str] = (),
+    ) -> None:
+        """Write the run's samples to a file, in completion order, up to those that have ended by now.
+
+        ``format`` is jsonl or parquet, by default what the name ends in. The file
+        is there when it is whole. No consumer's place moves.
+        """
+        form = format or os.path.splitext(os.fspath(path))[1].lstrip(".") or "jsonl"
+        with _calls.Download(path) as download:
+            self.client.call(_calls.export(self.id, form, after, statuses, download))
+
     def sessions(
         self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",
     ) -> Iterator[documents.SessionInfo]:
@@ -337,6 +364,10 @@ class Session:
     def events(self) -> documents.History:
         """All that happened to it: released, held and why, admitted where, ended, delivered."""
         return self._client.follow(_flows.history(self.id))
+
+    def audit(self) -> documents.Audit:
+        """All of it in one document: released, held, admitted, every turn and retry, scored, delivered, acknowledged."""
+        return self._client.call(_calls.audit(self.id))
 
     def cancel(self, reason: str = "") -> documents.SessionInfo:
         """End it as cancelled, at once if it is queued, else soon. Harmless once it has ended."""

@@ -11,6 +11,7 @@ import time
 import typing
 import unittest
 import urllib.request
+from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
 import holdfast
@@ -269,6 +270,31 @@ class RunTest(ServiceCase):
         page = self.client.call(_calls.events(sample.id, 0, 2))
         self.assertEqual((len(page.events), page.next), (2, 2))
         self.assertEqual(self.client.call(_calls.turns(sample.id, -1, 2)).next, 1)
+
+    def test_pace_export_and_audit(self) -> None:
+        before = self.run_.pace(group_size=2)
+        self.assertEqual((before.limited_by, before.group_size, {one.class_name for one in before.classes}), ("cold_start", 2, {"agent", "rlvr"}))
+        self.assertEqual(sum(one.release_sessions for one in before.classes), before.release_sessions)
+        self.assertGreater(before.release_sessions, 0)
+        self.assertTrue(before.why)
+        self.run_.submit(service.tasks(3))
+        stream = self.run_.samples(timeout=60)
+        samples = take(3, stream)
+        stream.ack()
+        self.assertEqual({one.class_name: one.released for one in self.run_.pace().classes}, {"agent": 0, "rlvr": 3})
+        directory = Path(service.new_dir())
+        self.run_.export(directory / "run.jsonl")
+        lines = [json.loads(line) for line in (directory / "run.jsonl").read_text().splitlines()]
+        self.assertEqual([(one["id"], one["tokens"]["token_ids"]) for one in lines], [(one.id, list(one.token_ids)) for one in samples])
+        self.run_.export(directory / "run.parquet", after=samples[0].cursor)
+        self.assertEqual((directory / "run.parquet").read_bytes()[:4], b"PAR1")
+        with self.assertRaises(holdfast.InvalidRequestError):
+            self.run_.export(directory / "run.csv")
+        self.assertEqual(sorted(path.name for path in directory.iterdir()), ["run.jsonl", "run.parquet"])
+        audit = self.run_.session(samples[0].id).audit()
+        self.assertEqual((audit.session.id, audit.release.policy_version, audit.retries, len(audit.turns), len(audit.admissions)), (samples[0].id, samples[0].policy_version, 0, 1, 1))
+        self.assertEqual([one.consumer for one in audit.deliveries if one.acknowledged_at], ["trainer"])
+        self.assertEqual((audit.events[0].kind, audit.more, audit.history_pruned), ("released", False, False))
 
     def test_cancelling(self) -> None:
         self.run_.submit([holdfast.Task("rlvr", [1], {"max_tokens": 100_000})])
@@ -529,6 +555,11 @@ class AsyncTest(unittest.IsolatedAsyncioTestCase):
                 self.assertEqual((await run.backlog()).total.ended, 12)
                 self.assertEqual((await run.metrics(600)).total.samples, 12)
                 self.assertEqual((await run.mixture()).total.tv_released_pp, 0.0)
+                self.assertEqual((await run.pace()).release_sessions, sum(one.release_sessions for one in (await run.pace()).classes))
+                self.assertEqual((await run.session(sample.id).audit()).session.id, sample.id)
+                path = Path(service.new_dir()) / "run.jsonl"
+                await run.export(path)
+                self.assertEqual(len(path.read_text().splitlines()), 12)
                 version = (await client.policy()).policy_version + 1
                 async with run.policy_update(version):
                     pass

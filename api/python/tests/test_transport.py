@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import tempfile
 import time
 import unittest
+from pathlib import Path
 from typing import Any, List, Optional
 
 import holdfast
@@ -115,6 +118,28 @@ class Cases:
                     self.one(server, call)
                 self.assertEqual({one.body for one in server.requests}, {b'{"max_tokens":4,"request_id":"r","encoding":"packed","packed_token_ids":"AQAAAAIAAAA="}'})
                 self.assertEqual(len(server.requests), 2)
+
+        def test_a_download_is_whole_or_not_there(self) -> None:
+            with tempfile.TemporaryDirectory() as directory:
+                path = Path(directory) / "run.jsonl"
+
+                def fetch(server: Stub) -> None:
+                    with _calls.Download(path) as download:
+                        self.one(server, _calls.export("r", "jsonl", "", (), download))
+
+                broken = stub.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nbroken of\r\n20\r\n{")
+                whole = stub.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
+                with Stub(broken, problem(503, "unavailable"), whole) as server:
+                    fetch(server)
+                    self.assertEqual((path.read_bytes(), len(server.requests)), (b"onetwo", 3))
+                with Stub(problem(404, "not-found")) as server, self.assertRaises(holdfast.NotFoundError):
+                    fetch(server)
+                self.assertEqual(os.listdir(directory), ["run.jsonl"])
+                with Stub(whole) as server:
+                    path = Path(directory) / "nowhere" / "run.jsonl"
+                    with self.assertRaisesRegex(holdfast.HoldfastError, "writing .*No such file"):
+                        fetch(server)
+                    self.assertEqual(len(server.requests), 1, "what fails here is not asked for again")
 
         def test_a_service_that_does_not_listen_is_unreachable(self) -> None:
             with Stub(answer()) as server:

@@ -7,16 +7,19 @@ that Python keeps for itself. Times are in UTC.
 
 from __future__ import annotations
 
+from .audit import Admission, Audit, Hold, Release, Score
 from .pools import Instance, Policy, Pool, WeightInstance, WeightUpdate
 from .runs import (
-    Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassShare, ContractVersion, Metrics, Mixture, MixtureSpan, RunInfo,
+    Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, ContractVersion, Metrics, Mixture, MixtureSpan, Pace,
+    RunInfo,
 )
 from .samples import USABLE, Consumer, Sample, SamplePage, Segment, Sequence, Times, Usage, page_of, sample_of
 from .sessions import Delivery, Event, EventPage, HarnessTurn, History, SessionInfo, SessionPage, Turn, TurnPage, turn_of
 
 __all__ = [
-    "USABLE", "Backlog", "Batch", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassShare", "Consumer", "ContractVersion",
-    "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Instance", "Metrics", "Mixture", "MixtureSpan", "Policy", "Pool",
-    "RunInfo", "Sample", "SamplePage", "Segment", "Sequence", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage",
-    "WeightInstance", "WeightUpdate", "page_of", "sample_of", "turn_of",
+    "USABLE", "Admission", "Audit", "Backlog", "Batch", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassPace",
+    "ClassShare", "Consumer", "ContractVersion", "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Hold", "Instance",
+    "Metrics", "Mixture", "MixtureSpan", "Pace", "Policy", "Pool", "Release", "RunInfo", "Sample", "SamplePage", "Score",
+    "Segment", "Sequence", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage", "WeightInstance", "WeightUpdate",
+    "page_of", "sample_of", "turn_of",
 ]

@@ -181,3 +181,55 @@ class Metrics:
     to: datetime
     classes: List[ClassMetrics]
     total: ClassMetrics
+
+
+@dataclass
+class ClassPace:
+    """What may be released of one class now."""
+
+    class_name: str = class_field()
+    release_sessions: int = 0
+    """How many more sessions may be released now, spare members included."""
+    release_groups: int = 0
+    """The same in tasks of group_size members."""
+    rho: float = 0.0
+    released: int = 0
+    released_share: float = 0.0
+    backlog: int = 0
+    ended_in_window: int = 0
+    service_p99_seconds: float = 0.0
+
+
+@dataclass
+class Pace:
+    """How many more sessions may be released now, so that the staleness bound holds and the shares stay rho.
+
+    Following it is up to the trainer. ``limited_by`` is cold_start, staleness,
+    undelivered, backlog or ended; ``why`` says it for people, with the numbers.
+    """
+
+    run: str
+    at: datetime
+    policy_version: int
+    release_sessions: int
+    """Sum over the classes."""
+    classes: List[ClassPace]
+    limited_by: str
+    why: str
+    limited_by_class: str = ""
+    idle: bool = False
+    """One group is advised beyond the rooms: nothing is outstanding and the trainer waits."""
+    staleness_room_sessions: Optional[int] = None
+    undelivered_room_sessions: Optional[int] = None
+    backlog_room_sessions: Optional[int] = None
+    target_backlog_sessions: int = 0
+    staleness_bound: Optional[int] = None
+    horizon_seconds: Optional[float] = None
+    """Until more than staleness_bound further versions are expected."""
+    version_seconds: float = 0.0
+    version_age_seconds: float = 0.0
+    endings_per_second: float = 0.0
+    step_samples: int = 0
+    unacknowledged_samples: int = 0
+    group_size: int = 0
+    spare_members: int = 0
