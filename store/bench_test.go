@@ -1,6 +1,7 @@
 package store_test
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -115,51 +116,114 @@ func BenchmarkEndSession(b *testing.B) {
 	}
 }
 
-// BenchmarkLargeRun reads a run of 100,000 samples and a million events.
+// BenchmarkLargeRun reads a run of 100,000 samples and 1.9 million entries of sessions'
+// histories, a million of them events: alone, and while a pruner works beside it.
 func BenchmarkLargeRun(b *testing.B) {
 	f := newFixture(b, store.MaxConcurrency)
 	f.fill(100_000, 9)
-	ctx := b.Context()
-	var middle uuid.UUID
-	must(b, f.conn().QueryRow(ctx, `select session_id from samples where seq = 50000`).Scan(&middle))
-	page, err := f.Samples(ctx, store.SampleQuery{RunID: f.run.ID, Limit: 1_000})
-	must(b, err)
+	f.verify()
+	reads := f.largeReads()
+	for _, read := range reads {
+		b.Run(read.name, func(b *testing.B) { measure(b, read.do) })
+	}
+	pruned, stop := f.pruneBeside()
+	for _, read := range reads {
+		b.Run("pruning/"+read.name, func(b *testing.B) {
+			before := pruned.Load()
+			measure(b, read.do)
+			b.ReportMetric(float64(pruned.Load()-before)/b.Elapsed().Seconds(), "pruned/s")
+		})
+	}
+	stop()
+	f.verify()
+}
+
+// measure reports the 95th percentile of what do takes.
+func measure(b *testing.B, do func() error) {
+	var times []float64
+	for b.Loop() {
+		began := time.Now()
+		must(b, do())
+		times = append(times, time.Since(began).Seconds()*1e3)
+	}
+	slices.Sort(times)
+	b.ReportMetric(times[len(times)*95/100], "p95-ms")
+}
+
+type namedRead struct {
+	name string
+	do   func() error
+}
+
+// largeReads read near the end of the run, which is pruned last.
+func (f *fixture) largeReads() []namedRead {
+	f.t.Helper()
+	ctx := f.t.Context()
+	var session uuid.UUID
+	must(f.t, f.conn().QueryRow(ctx, `select session_id from samples where seq = 95000`).Scan(&session))
+	near, err := f.SampleOf(ctx, session)
+	must(f.t, err)
+	var batch uuid.UUID
+	must(f.t, f.conn().QueryRow(ctx, `select batch_id from samples join sessions using (session_id) where seq = 95001`).Scan(&batch))
 	window := store.LastSeconds(600)
-	for _, read := range []struct {
-		name string
-		do   func() error
-	}{
+	page := func(query store.SampleQuery) func() error {
+		query.RunID = f.run.ID
+		return func() error { _, err := f.Samples(ctx, query); return err }
+	}
+	return []namedRead{
 		{"backlog", func() error { _, err := f.Backlog(ctx, f.run.ID); return err }},
+		{"back-pressure", func() error { _, err := f.BackPressure(ctx, f.run.ID); return err }},
 		{"mixture", func() error { _, err := f.Mixture(ctx, f.run.ID, store.Window{}); return err }},
 		{"mixture-ten-minutes", func() error { _, err := f.Mixture(ctx, f.run.ID, window); return err }},
 		{"metrics-ten-minutes", func() error { _, err := f.Metrics(ctx, f.run.ID, window); return err }},
 		{"metrics-whole", func() error { _, err := f.Metrics(ctx, f.run.ID, store.Window{}); return err }},
-		{"session", func() error { _, err := f.Session(ctx, middle); return err }},
-		{"history", func() error { _, err := f.SessionEvents(ctx, middle, 0, 1_000); return err }},
-		{"samples-100", func() error {
-			_, err := f.Samples(ctx, store.SampleQuery{RunID: f.run.ID, After: page.Next, Limit: 100, WithTokens: true})
-			return err
-		}},
+		{"session", func() error { _, err := f.Session(ctx, session); return err }},
+		{"history", func() error { _, err := f.SessionEvents(ctx, session, 0, 1_000); return err }},
+		{"audit", func() error { _, err := f.Audit(ctx, session); return err }},
+		{"samples-100", page(store.SampleQuery{After: near.Cursor, Limit: 100, WithTokens: true})},
+		{"samples-100-of-a-batch", page(store.SampleQuery{BatchID: &batch, After: near.Cursor, Limit: 100, WithTokens: true})},
 		{"sessions-live-100", func() error {
 			_, err := f.Sessions(ctx, store.SessionQuery{RunID: f.run.ID, State: store.SessionActive})
 			return err
 		}},
-	} {
-		b.Run(read.name, func(b *testing.B) {
-			var times []float64
-			for b.Loop() {
-				began := time.Now()
-				must(b, read.do())
-				times = append(times, time.Since(began).Seconds()*1e3)
-			}
-			slices.Sort(times)
-			b.ReportMetric(times[len(times)*95/100], "p95-ms")
-		})
 	}
 }
 
-// fill gives the run n sessions that ended over the last two hours, one a batch of
-// a hundred, each with that many turns of three tokens and as many admissions.
+// pruneBeside prunes as the owner of a pool does, in small steps, until it is stopped
+// or everything acknowledged is gone.
+func (f *fixture) pruneBeside() (pruned *atomic.Int64, stop func()) {
+	ctx, cancel := context.WithCancel(f.t.Context())
+	pruned, done := &atomic.Int64{}, make(chan struct{})
+	go func() {
+		defer close(done)
+		for ctx.Err() == nil {
+			step, err := f.Prune(ctx, f.run.ID, store.Retention{Transcripts: time.Nanosecond, History: time.Nanosecond}, 100)
+			if err != nil {
+				if ctx.Err() == nil {
+					f.t.Error(err)
+				}
+				return
+			}
+			if step.Samples == 0 {
+				return
+			}
+			pruned.Add(step.Samples)
+			select {
+			case <-ctx.Done():
+			case <-time.After(20 * time.Millisecond):
+			}
+		}
+	}()
+	return pruned, func() {
+		cancel()
+		<-done
+	}
+}
+
+// fill gives the run n sessions that ended over the last two hours, a hundred a batch,
+// each with that many turns, an admission before each and after the last one, a segment
+// of a thousand tokens with log-probabilities, and a consumer that has acknowledged nine
+// tenths of them.
 func (f *fixture) fill(n, turns int) {
 	f.t.Helper()
 	conn := f.conn()
@@ -174,16 +238,25 @@ func (f *fixture) fill(n, turns int) {
 		 select task_id, 'main', $1::uuid, batch_id, i % 100, '', class, 1, '{"class":"agent","prompt":{"synthetic":{"tokens":3,"seed":1}}}', 3 from filled where $2::int > 0 and $3::int > 0`,
 		`insert into sessions (session_id, pool, run_id, batch_id, task_id, member, class, dispatch_ordinal, policy_version, state, status, turns,
 		                       prompt_tokens, cached_tokens, output_tokens, context_tokens, event_seq, released_at, dispatched_at, ended_at)
-		 select session_id, 'main', $1::uuid, batch_id, task_id, 0, class, i % 100, 0, 'ended', 'completed', $3::int, 100, 50, 2 * $3::int, 3, 2 * $3::int + 3,
+		 select session_id, 'main', $1::uuid, batch_id, task_id, 0, class, i % 100, 0, 'ended', 'completed', $3::int, 100, 50, 2 * $3::int, 1003, 2 * $3::int + 1,
 		        ended_at - interval '1 minute', ended_at - interval '1 minute', ended_at from filled where $2::int > 0`,
-		`insert into turns select session_id, k, $1::uuid, 2 * k + 4, 'w1', 1, 0, 10, 5, 5, 2, 0, ended_at, ended_at, 0, 0, 0, 0, 0, 'length', 1
+		`insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, cached_tokens, output_tokens, appended_tokens,
+		                    started_at, committed_at, queue_seconds, prefill_seconds, decode_seconds, total_seconds, tool_seconds, finish_reason, attempts)
+		 select session_id, k, $1::uuid, 2 * k + 2, 'w1', 1, 0, 10, 5, 5, 2, 0, ended_at, ended_at, 0, 0, 0, 0, 0, 'length', 1
 		 from filled, generate_series(0, $3::int - 1) k where $2::int > 0`,
-		`insert into session_events select session_id, 2 * k + 3, $1::uuid, ended_at, 'admitted', '{"turn":1,"reason":"continuation","instance":"w1","numbers":{"cap":4}}'
+		`insert into session_events select session_id, 2 * k + 1, $1::uuid, ended_at, 'admitted', '{"turn":1,"reason":"continuation","instance":"w1","numbers":{"cap":4}}'
 		 from filled, generate_series(0, $3::int) k where $2::int > 0`,
-		`insert into samples (run_id, seq, session_id, class, status, tokens, ended_at) select $1::uuid, i + 1, session_id, class, 'completed', 3, ended_at from filled where $2::int > 0 and $3::int > 0`,
-		`insert into class_counters (run_id, class, released, completed, ended) select $1::uuid, class, count(*), count(*), count(*) from filled where $2::int > 0 and $3::int > 0 group by class
-		 on conflict (run_id, class) do update set released = excluded.released, completed = excluded.completed, ended = excluded.ended`,
-		`update run_counters set released = $2::int, sample_seq = $2::int, batch_seq = $2::int / 100 where run_id = $1::uuid and $3::int > 0`,
+		`insert into samples (run_id, seq, session_id, class, status, tokens, ended_at) select $1::uuid, i + 1, session_id, class, 'completed', 1003, ended_at from filled where $2::int > 0 and $3::int > 0`,
+		`insert into groups (group_id, pool, run_id, batch_id, class, size, members, ended, usable, outcome, place)
+		 select task_id, 'main', $1::uuid, batch_id, class, 1, 1, 1, 1, 'complete', i + 1 from filled where $2::int > 0 and $3::int > 0`,
+		`insert into consumers (run_id, consumer, delivered_seq, acked_seq) select $1::uuid, 'trainer', $2::int, $2::int / 10 * 9 where $3::int > 0`,
+		`insert into consumer_marks (run_id, consumer, kind, seq, at) select $1::uuid, 'trainer', 'acknowledged', k * 100, now() - interval '1 hour'
+		 from generate_series(1, $2::int / 1000 * 9) k where $3::int > 0`,
+		`insert into consumer_classes (run_id, consumer, class, consumed) select $1::uuid, 'trainer', class, count(*) from filled where i < $2::int / 10 * 9 and $3::int > 0 group by class`,
+		`insert into class_counters (run_id, class, released, completed, ended, groups_ended) select $1::uuid, class, count(*), count(*), count(*), count(*) from filled where $2::int > 0 and $3::int > 0 group by class
+		 on conflict (run_id, class) do update set released = excluded.released, completed = excluded.completed, ended = excluded.ended, groups_ended = excluded.groups_ended`,
+		`update run_counters set released = $2::int, sample_seq = $2::int, grouped_seq = $2::int, batch_seq = $2::int / 100 where run_id = $1::uuid and $3::int > 0`,
+		`update runs set created_at = now() - interval '3 hours' where run_id = $1::uuid and $2::int > 0 and $3::int > 0`,
 		`analyze`,
 	} {
 		args := []any{f.run.ID, n, turns}
@@ -198,6 +271,17 @@ func (f *fixture) fill(n, turns int) {
 	for _, id := range ids[:300] {
 		f.decide(f.admit(id, 0, "w1"))
 	}
+	commit := turn(ids[0], 0)
+	commit.Generated, commit.Logprobs = nil, nil
+	for i := range 1_000 {
+		commit.Generated, commit.Logprobs = append(commit.Generated, int32(i*7919%150_000)), append(commit.Logprobs, -float32(i)/37)
+	}
+	_, err := f.CommitTurn(f.t.Context(), commit)
+	must(f.t, err)
+	_, err = conn.Exec(f.t.Context(), `
+		insert into segments (session_id, turn, part, run_id, kind, policy_version, start_tokens, tokens, ids, logprobs)
+		select f.session_id, 0, 0, s.run_id, s.kind, 0, 3, s.tokens, s.ids, s.logprobs from filled f, segments s where s.session_id = $1`, ids[0])
+	must(f.t, err)
 	for _, id := range ids[300:] {
 		f.decide(f.hold(id, 0, router.AtCap))
 	}

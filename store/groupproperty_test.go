@@ -32,7 +32,10 @@ type groupModel struct {
 	cursor store.Cursor
 	// received is what was delivered, in order; acked of it are acknowledged.
 	received []uuid.UUID
+	came     map[uuid.UUID]store.Sample
 	acked    int
+	// pruned of it are gone.
+	pruned int
 }
 
 // TestGroupsInAnyOrder: whatever ends in whatever order and however, A = N + Q,
@@ -43,7 +46,7 @@ func TestGroupsInAnyOrder(t *testing.T) {
 	runs := 0
 	rapid.Check(t, func(rt *rapid.T) {
 		runs++
-		m := &groupModel{s: s, limit: rapid.IntRange(1, 12).Draw(rt, "concurrency"), wished: map[uuid.UUID]bool{}, rewards: map[uuid.UUID]*float64{},
+		m := &groupModel{s: s, limit: rapid.IntRange(1, 12).Draw(rt, "concurrency"), wished: map[uuid.UUID]bool{}, rewards: map[uuid.UUID]*float64{}, came: map[uuid.UUID]store.Sample{},
 			policy: rapid.SampledFrom([]store.GroupPolicy{store.GroupPartial, store.GroupRefill, store.GroupEnd}).Draw(rt, "policy"),
 			spare:  rapid.IntRange(0, 2).Draw(rt, "spare")}
 		if m.policy == store.GroupRefill && rapid.Bool().Draw(rt, "bounded") {
@@ -57,7 +60,7 @@ func TestGroupsInAnyOrder(t *testing.T) {
 		ok(rt, err)
 		rt.Repeat(map[string]func(*rapid.T){
 			"submit": m.submit, "dispatch": m.dispatch, "end": m.end, "end2": m.end, "cancel": m.cancel,
-			"read": m.read, "ack": m.ack, "crash": m.crash, "": m.check,
+			"read": m.read, "ack": m.ack, "crash": m.crash, "prune": m.prune, "": m.check,
 		})
 		m.finish(rt)
 	})
@@ -138,6 +141,7 @@ func (m *groupModel) read(t *rapid.T) {
 			t.Fatalf("session %s came of a group that is not whole", sample.SessionID)
 		}
 		m.received = append(m.received, sample.SessionID)
+		m.came[sample.SessionID] = sample
 	}
 	m.cursor = page.Next
 }
@@ -151,6 +155,15 @@ func (m *groupModel) ack(t *rapid.T) {
 	m.acked = len(m.received)
 	if place.AcknowledgedSeq != int64(m.acked) {
 		t.Fatalf("acknowledged %d, want %d", place.AcknowledgedSeq, m.acked)
+	}
+}
+
+// prune may take only what is acknowledged; that reading goes on shows in read.
+func (m *groupModel) prune(t *rapid.T) {
+	done, err := m.s.Prune(t.Context(), m.run.ID, atOnce, rapid.IntRange(1, 5).Draw(t, "step"))
+	ok(t, err)
+	if m.pruned += int(done.Samples); m.pruned > m.acked {
+		t.Fatalf("%d samples are pruned, %d are acknowledged", m.pruned, m.acked)
 	}
 }
 
@@ -267,8 +280,7 @@ func (m *groupModel) groupsAreWhole(t *rapid.T) {
 	left := 0
 	var current uuid.UUID
 	for _, id := range m.received {
-		sample, err := m.s.SampleOf(t.Context(), id)
-		ok(t, err)
+		sample := m.came[id]
 		g := groups[sample.TaskID]
 		if seen[id] || left > 0 && sample.TaskID != current || sample.GroupMembers != g.members {
 			t.Fatalf("sample of member %d of %d came with %d left of its group, seen %v", sample.Member, g.members, left, seen[id])
