@@ -19,6 +19,7 @@ from unittest import mock
 
 import holdfast
 from holdfast import _calls
+from holdfast.aio import AsyncClient
 
 from . import service
 
@@ -250,6 +251,81 @@ class VerlTest(ExampleCase):
         rollout.agent.num_workers = 8
         with self.assertRaisesRegex(ValueError, "num_workers=1"):
             module.HoldfastAgentLoopManager(config)
+
+
+class VerlServerManagerTest(ExampleCase):
+    def test_loops_of_verls_own(self) -> None:
+        @dataclasses.dataclass
+        class TokenOutput:
+            token_ids: List[int]
+            log_probs: Any = None
+            stop_reason: Any = None
+            extra_fields: Dict[str, Any] = dataclasses.field(default_factory=dict)
+
+        class AgentLoopWorker:
+            server_manager: Any
+
+            def __init__(self, config: Any) -> None:
+                self.config = config
+                assert hasattr(self, "server_manager"), "verl would make its own"
+
+            async def generate_sequences(self, batch: Any) -> List[Any]:
+                rows = [asyncio.create_task(self._run_agent_loop({"temperature": 1.0, "repetition_penalty": 1.0, "logprobs": True}, i, agent_name=name))
+                        for i, name in enumerate(batch.names)]
+                outputs: List[Any] = await asyncio.gather(*rows, return_exceptions=True)
+                return outputs
+
+            async def _run_agent_loop(self, sampling: Dict[str, Any], trajectory: int, *, agent_name: str) -> Any:
+                """Three turns with a tool's answer between them, as verl's own loops do it."""
+                request, context, mask = f"{agent_name}-{trajectory}", [1, 2, 3 + trajectory], []
+                for turn in range(3):
+                    output = await self.server_manager.generate(request, prompt_ids=list(context), sampling_params=dict(sampling))
+                    if agent_name == "broken" and turn == 1:
+                        raise KeyError("the tool is gone")
+                    context += [*output.token_ids, 7, 8]
+                    mask += [1] * len(output.token_ids) + [0, 0]
+                    assert len(output.log_probs) == len(output.token_ids)
+                return types.SimpleNamespace(context=context[:-2], mask=mask[:-2], reward_score=0.5, extra_fields=output.extra_fields)
+
+        class AgentLoopManager:
+            def __init__(self, config: Any) -> None:
+                self.worker = getattr(self, "agent_loop_workers_class")(config)
+
+        config = types.SimpleNamespace(actor_rollout_ref=types.SimpleNamespace(rollout=types.SimpleNamespace(response_length=6)))
+        with stub_modules(
+            ray={"remote": lambda cls: cls}, verl__workers__rollout__replica={"TokenOutput": TokenOutput},
+            verl__experimental__agent_loop__agent_loop={"AgentLoopManager": AgentLoopManager, "AgentLoopWorker": AgentLoopWorker},
+        ):
+            module = load("verl_server_manager")
+        version = self.client.policy().policy_version + 1
+
+        async def step() -> Any:
+            worker = module.HoldfastAgentLoopManager(config).worker
+            outputs = await worker.generate_sequences(types.SimpleNamespace(names=["tools", "broken", "tools"], meta_info={"global_steps": version}))
+            with self.assertRaisesRegex(ValueError, "top_k=5"):
+                await worker.server_manager.generate("loose", prompt_ids=[1], sampling_params={"top_k": 5})
+            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=20)) as client:
+                ended = (await client.run(self.name)).samples(consumer="", timeout=60, encoding="none")
+                for _ in outputs:
+                    await ended.__anext__()
+            await worker.server_manager.drain()
+            await worker.server_manager.close()
+            return outputs
+
+        outputs = asyncio.run(step())
+        self.assertIsInstance(outputs[1], KeyError)
+        run = self.client.run(self.name)
+        samples = {one.task_id: one for one in run.samples(consumer="", timeout=0)}
+        for i in (0, 2):
+            sample = samples[f"tools-{i}"]
+            self.assertEqual((sample.status, sample.reward, sample.usage.turns, sample.min_policy_version), ("completed", 0.5, 3, version))
+            self.assertEqual(list(sample.token_ids), outputs[i].context)
+            self.assertEqual(list(sample.loss_mask), [0, 0, 0] + outputs[i].mask)
+            self.assertEqual(outputs[i].extra_fields["max_global_steps"], version)
+        self.assertEqual((samples["broken-1"].status, samples["broken-1"].reward), ("failed", None))
+        self.assertIn("the tool is gone", samples["broken-1"].problem)
+        place = {one.consumer: one for one in run.consumers()}["verl"]
+        self.assertEqual(place.acknowledged_seq, 3)
 
 
 if __name__ == "__main__":
