@@ -51,15 +51,16 @@ type bound struct {
 // taskBounds says what package task allows, by schema and field.
 var taskBounds = map[string]map[string]bound{
 	"Task": {
-		"id":          {text: "The trainer's own name for the task, unique in its batch; absent means the service numbers it.", mostLength: integer(task.MaxExternalIDBytes)},
-		"class":       {text: "One of the classes that the run's contract declares.", mostLength: integer(task.MaxClassBytes)},
-		"prompt":      {text: "The context before the first turn, in exactly one of its forms."},
-		"group_size":  {text: "Members: sessions run for the task, each its own sample. 0 or absent means 1.", least: float(0), most: float(task.MaxGroupSize)},
-		"sampling":    {text: "Parameters of each model call."},
-		"limits":      {text: "A session that reaches one ends as truncated."},
-		"environment": {text: "Answers the model between turns; absent means one turn."},
-		"scorer":      {text: "Gives the reward; absent means the sample carries none."},
-		"metadata":    {text: "Echoed back with the sample; at most 64 KiB."},
+		"id":               {text: "The trainer's own name for the task, unique in its batch; absent means the service numbers it.", mostLength: integer(task.MaxExternalIDBytes)},
+		"class":            {text: "One of the classes that the run's contract declares.", mostLength: integer(task.MaxClassBytes)},
+		"prompt":           {text: "The context before the first turn, in exactly one of its forms."},
+		"group_size":       {text: "Members: sessions run for the task, each its own sample. 0 or absent means 1.", least: float(0), most: float(task.MaxGroupSize)},
+		"sampling":         {text: "Parameters of each model call."},
+		"limits":           {text: "A session that reaches one ends as truncated."},
+		"deadline_seconds": {text: "So long after the release members that have not ended end as stale: wall time, with the queue and holds. 0 or absent means never.", least: float(0), most: float(task.MaxDeadlineSeconds)},
+		"environment":      {text: "Answers the model between turns; absent means one turn."},
+		"scorer":           {text: "Gives the reward; absent means the sample carries none."},
+		"metadata":         {text: "Echoed back with the sample; at most 64 KiB."},
 	},
 	"TaskPrompt": {
 		"token_ids": {text: "The engine's own token ids.", mostItems: integer(task.MaxPromptTokens)},

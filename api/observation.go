@@ -109,13 +109,27 @@ func (s *Server) backlog(ctx context.Context, in *RunPath) (*backlogOutput, erro
 }
 
 func wireBacklog(b *store.ClassBacklog) wire.ClassBacklog {
-	return wire.ClassBacklog{
+	c := wire.ClassBacklog{
 		Class: b.Class, Released: b.Released, Ended: b.Ended, Backlog: b.Backlog,
 		Queued: b.Queued, Pending: b.Pending, Held: b.Held, Active: b.Active,
 		Completed: b.Completed, Truncated: b.Truncated, Stale: b.Stale, Failed: b.Failed, Cancelled: b.Cancelled,
 		OldestHoldSeconds: b.OldestHoldSeconds, DrainSeconds: b.DrainSeconds,
 		GroupsEnded: b.GroupsEnded, GroupsWithoutSignal: b.GroupsWithoutSignal,
+		OverBound: b.OverBound, Restarts: b.Restarts, Expired: b.Expired,
+		OldestQueuedSeconds: b.OldestQueuedSeconds, OldestOutstandingSeconds: b.OldestOutstandingSeconds,
+		LiveTokenSeconds: b.LiveTokenSeconds, LiveBlockSeconds: b.LiveBlockSeconds,
 	}
+	c.FreshnessBudgetSeconds, c.WithinFreshnessBudget = within(b.OldestOutstandingSeconds, b.FreshnessBudgetSeconds)
+	return c
+}
+
+// within compares with a freshness budget; both are nil without one.
+func within(seconds, budgetSeconds float64) (budget *float64, ok *bool) {
+	if budgetSeconds == 0 {
+		return nil, nil
+	}
+	fits := seconds <= budgetSeconds
+	return &budgetSeconds, &fits
 }
 
 // addPressure says what waits for the trainer, and whether that stops dispatch.
@@ -151,6 +165,19 @@ func totalBacklog(classes []wire.ClassBacklog) wire.ClassBacklog {
 		total.Cancelled += c.Cancelled
 		total.GroupsEnded += c.GroupsEnded
 		total.GroupsWithoutSignal += c.GroupsWithoutSignal
+		total.OverBound += c.OverBound
+		total.Restarts += c.Restarts
+		total.Expired += c.Expired
+		total.LiveTokenSeconds += c.LiveTokenSeconds
+		if c.LiveBlockSeconds != nil {
+			sum := *c.LiveBlockSeconds
+			if total.LiveBlockSeconds != nil {
+				sum += *total.LiveBlockSeconds
+			}
+			total.LiveBlockSeconds = &sum
+		}
+		total.OldestQueuedSeconds = max(total.OldestQueuedSeconds, c.OldestQueuedSeconds)
+		total.OldestOutstandingSeconds = max(total.OldestOutstandingSeconds, c.OldestOutstandingSeconds)
 		total.OldestHoldSeconds = max(total.OldestHoldSeconds, c.OldestHoldSeconds)
 		if c.DrainSeconds != nil && (total.DrainSeconds == nil || *c.DrainSeconds > *total.DrainSeconds) {
 			total.DrainSeconds = c.DrainSeconds
@@ -188,6 +215,7 @@ func wireMixture(m *store.Mixture) wire.MixtureSpan {
 		span.Classes[i] = wire.ClassMixture{
 			Class: c.Class, Rho: c.Rho, Released: c.Released, ReleasedShare: c.ReleasedShare,
 			Completed: c.Completed, CompletedShare: c.CompletedShare, Consumed: c.Consumed, ConsumedShare: c.ConsumedShare,
+			Stale: c.Stale, OverBound: c.OverBound,
 		}
 	}
 	return span
@@ -213,14 +241,17 @@ func (s *Server) runMetrics(ctx context.Context, in *windowQuery) (*metricsOutpu
 }
 
 func wireMetrics(m *store.ClassMetrics) wire.ClassMetrics {
-	return wire.ClassMetrics{
+	w := wire.ClassMetrics{
 		Class: m.Class, Samples: m.Samples, SamplesPerMinute: m.SamplesPerMinute,
 		LatencyP50Seconds: m.LatencyP50Seconds, LatencyP95Seconds: m.LatencyP95Seconds, LatencyP99Seconds: m.LatencyP99Seconds,
 		HeldP50Seconds: m.HeldP50Seconds, HeldP95Seconds: m.HeldP95Seconds, HeldP99Seconds: m.HeldP99Seconds, HeldSessions: m.HeldSessions,
 		Turns: m.Turns, PromptTokens: m.PromptTokens, CachedTokens: m.CachedTokens, OutputTokens: m.OutputTokens,
 		PrefixHit: m.PrefixHit, ColdPrefillTokens: m.ColdPrefillTokens, TokenSeconds: m.TokenSeconds, ResidencySeconds: m.ResidencySeconds,
 		TokensGenerated: m.OutputTokens + m.TokensRegenerated, TokensRegenerated: m.TokensRegenerated, Resumes: m.Resumes,
+		BlockSeconds: m.BlockSeconds, Stale: m.Stale, OverBound: m.OverBound, OverFreshnessBudget: m.OverBudget,
 	}
+	w.FreshnessBudgetSeconds, w.WithinFreshnessBudget = within(m.LatencyP95Seconds, m.FreshnessBudgetSeconds)
+	return w
 }
 
 func utc(t *time.Time) *time.Time {

@@ -158,10 +158,10 @@ func contractOf(given *wire.NewContract) store.Contract {
 	contract := store.Contract{
 		MaxConcurrency: given.MaxConcurrency, StalenessBound: given.StalenessBound, StalePolicy: store.StalePolicy(given.StalePolicy),
 		GroupPolicy: store.GroupPolicy(given.GroupPolicy), GroupRefills: given.GroupRefills, SpareMembers: given.SpareMembers,
-		UndeliveredLimit: given.UndeliveredLimit,
+		UndeliveredLimit: given.UndeliveredLimit, MaxRestarts: given.MaxRestarts, FreshnessBudgetSeconds: given.FreshnessBudgetSeconds,
 	}
 	for _, class := range given.Classes {
-		contract.Classes = append(contract.Classes, store.ClassShare{Class: class.Class, Share: class.Share})
+		contract.Classes = append(contract.Classes, store.ClassShare{Class: class.Class, Share: class.Share, FreshnessBudgetSeconds: class.FreshnessBudgetSeconds})
 	}
 	return contract
 }
@@ -179,6 +179,7 @@ func wireContract(version *store.ContractVersion) wire.Contract {
 		MaxConcurrency: version.Contract.MaxConcurrency, StalenessBound: version.Contract.StalenessBound,
 		StalePolicy: string(version.Contract.StalePolicy), GroupPolicy: string(version.Contract.GroupPolicy),
 		GroupRefills: version.Contract.GroupRefills, SpareMembers: version.Contract.SpareMembers,
+		MaxRestarts: version.Contract.MaxRestarts, FreshnessBudgetSeconds: version.Contract.FreshnessBudgetSeconds,
 		UndeliveredLimit: version.Contract.UndeliveredLimit, CreatedAt: version.CreatedAt.UTC(),
 	}
 }
@@ -186,7 +187,7 @@ func wireContract(version *store.ContractVersion) wire.Contract {
 func wireShares(classes []store.ClassShare) []wire.ClassShare {
 	shares := make([]wire.ClassShare, len(classes))
 	for i, class := range classes {
-		shares[i] = wire.ClassShare{Class: class.Class, Share: class.Share}
+		shares[i] = wire.ClassShare{Class: class.Class, Share: class.Share, FreshnessBudgetSeconds: class.FreshnessBudgetSeconds}
 	}
 	return shares
 }

@@ -204,6 +204,7 @@ func wireSession(session *store.Session) wire.Session {
 		Usage: wireUsage(&session.Usage), Times: wireTimes(&session.Times), ReleasedAt: session.ReleasedAt.UTC(),
 		DispatchedAt: utc(session.DispatchedAt), FirstAdmittedAt: utc(session.FirstAdmittedAt), HeldSince: utc(session.HeldSince), EndedAt: utc(session.EndedAt),
 		SampleSeq: session.SampleSeq, Reward: session.Reward, ScoreDetail: session.ScoreDetail, Problem: session.Problem,
+		Restarts: session.Restarts, DeadlineAt: utc(session.DeadlineAt),
 	}
 	if session.Status != 0 {
 		w.Status = session.Status.String()

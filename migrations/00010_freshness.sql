@@ -14,11 +14,16 @@ alter table contract_classes add column released_before bigint not null default 
 
 -- Members that have not ended by then end as stale.
 alter table groups add column deadline_at timestamptz;
-create index groups_with_deadline on groups (pool, deadline_at) where deadline_at is not null and place is null;
+-- Its members were asked to end because the deadline has passed.
+alter table groups add column expired boolean not null default false;
+create index groups_with_deadline on groups (pool, deadline_at) where deadline_at is not null and place is null and not expired;
 
 -- restarting: what the session is asked to end for lets it begin again.
 alter table sessions add column restarts int not null default 0;
 alter table sessions add column restarting boolean not null default false;
+
+-- Usable, and older than the contract's bound allows.
+alter table samples add column over_bound boolean not null default false;
 
 -- over_bound counts usable samples older than their contract's bound, restarts the
 -- sessions that were begun again, expired the samples that their deadline ended.
@@ -59,9 +64,11 @@ alter table class_counters
     drop column expired,
     drop column restarts,
     drop column over_bound;
+alter table samples drop column over_bound;
 alter table sessions drop column restarting;
 alter table sessions drop column restarts;
 drop index groups_with_deadline;
+alter table groups drop column expired;
 alter table groups drop column deadline_at;
 alter table contract_classes drop column released_before;
 alter table contract_classes drop column freshness_budget_seconds;

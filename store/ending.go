@@ -38,7 +38,8 @@ select s.run_id, s.pool, s.batch_id, s.task_id, s.class, s.state, s.dispatch_ord
        greatest(0, coalesce((select p.policy_version from pools p where p.pool = s.pool) - s.min_policy_version, 0)), statement_timestamp(),
        s.member, s.cancel_requested_at is not null, r.state = 'active',
        g.size, g.members, g.ended, g.usable, g.refills, g.refills_allowed, g.policy, coalesce(g.outcome, ''),
-       g.rewarded, g.reward_min, g.reward_max, c.grouped_seq
+       g.rewarded, g.reward_min, g.reward_max, coalesce(g.deadline_at <= statement_timestamp(), false), c.grouped_seq,
+       coalesce((select v.staleness_bound from contract_versions v where v.run_id = r.run_id and v.version = r.contract_version), -1)
 from sessions s join run_counters c using (run_id) join runs r using (run_id) join groups g on g.group_id = s.task_id
 where s.session_id = $1 and ($2 or not ` + groupCancelsCondition + `) for no key update of s`
 
@@ -49,8 +50,8 @@ update sessions set state = 'ended', status = $2, ended_at = $3, held_since = nu
 where session_id = $1`
 
 	insertSampleSQL = `
-insert into samples (run_id, seq, session_id, class, status, reward, score_detail, score_seconds, finish_reason, problem, tokens, ended_at, staleness)
-values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`
+insert into samples (run_id, seq, session_id, class, status, reward, score_detail, score_seconds, finish_reason, problem, tokens, ended_at, staleness, over_bound)
+values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`
 
 	// $2 and $3 are how many left queued and live: 1 and 0, or 0 and 1; $4 how many
 	// members the group has that is whole with this one, or 0.
@@ -61,36 +62,40 @@ update run_counters set sample_seq = sample_seq + 1, queued = queued - $2, live 
 update class_counters set queued = queued - $3, live = live - $4, backlog = backlog - 1, ended = ended + 1,
        completed = completed + ($5 = 'completed')::int, truncated = truncated + ($5 = 'truncated')::int,
        stale = stale + ($5 = 'stale')::int, failed = failed + ($5 = 'failed')::int, cancelled = cancelled + ($5 = 'cancelled')::int,
-       groups_ended = groups_ended + $6, groups_without_signal = groups_without_signal + $7
+       groups_ended = groups_ended + $6, groups_without_signal = groups_without_signal + $7,
+       over_bound = over_bound + $8::boolean::int, expired = expired + $9::boolean::int
 where run_id = $1 and class = $2`
 
 	// A session that ends without having been dispatched leaves its batch's queue.
 	countEndedBatchSQL = `update batches set queued = queued - 1 where batch_id = $1`
 
 	// $1 run, $2 sessions or null for all that are queued, $3 why, $4 the last
-	// sample number. The run is locked.
-	cancelQueuedSQL = `
+	// sample number, $5 cancelled, or stale where a deadline has passed. The run is
+	// locked.
+	endQueuedSQL = `
 with picked as (
     select s.session_id, s.class, s.batch_id, s.task_id, s.context_tokens, row_number() over (order by b.seq, s.dispatch_ordinal) as n
     from batches b join sessions s using (batch_id)
     where b.run_id = $1 and b.queued > 0 and s.state = 'queued' and ($2::uuid[] is null or s.session_id = any($2))
 ), ended as (
-    update sessions s set state = 'ended', status = 'cancelled', ended_at = statement_timestamp(),
+    update sessions s set state = 'ended', status = $5, ended_at = statement_timestamp(),
            cancel_requested_at = statement_timestamp(), cancel_reason = $3, event_seq = s.event_seq + 1
     from picked p where s.session_id = p.session_id
     returning s.session_id, s.event_seq, p.class, p.batch_id, p.task_id, p.context_tokens, p.n
 ), samples as (
     insert into samples (run_id, seq, session_id, class, status, problem, tokens, ended_at)
-    select $1, $4 + n, session_id, class, 'cancelled', $3, context_tokens, statement_timestamp() from ended
+    select $1, $4 + n, session_id, class, $5, $3, context_tokens, statement_timestamp() from ended
 ), events as (
     insert into session_events (session_id, seq, run_id, at, kind, detail)
-    select session_id, event_seq, $1, statement_timestamp(), 'ended', json_build_object('status', 'cancelled', 'problem', $3::text) from ended
+    select session_id, event_seq, $1, statement_timestamp(), 'ended', json_build_object('status', $5::text, 'problem', $3::text) from ended
 ), groups as (
     update groups g set ended = g.ended + e.n from (select task_id, count(*) as n from ended group by task_id) e where g.group_id = e.task_id
 ), batches as (
     update batches b set queued = b.queued - e.n from (select batch_id, count(*) as n from ended group by batch_id) e where b.batch_id = e.batch_id
 ), classes as (
-    update class_counters c set queued = c.queued - e.n, backlog = c.backlog - e.n, ended = c.ended + e.n, cancelled = c.cancelled + e.n
+    update class_counters c set queued = c.queued - e.n, backlog = c.backlog - e.n, ended = c.ended + e.n,
+           cancelled = c.cancelled + case $5 when 'cancelled' then e.n else 0 end, stale = c.stale + case $5 when 'stale' then e.n else 0 end,
+           expired = c.expired + case $5 when 'stale' then e.n else 0 end
     from (select class, count(*) as n from ended group by class) e where c.run_id = $1 and c.class = e.class
 ), run as (
     update run_counters set sample_seq = sample_seq + (select count(*) from ended), queued = queued - (select count(*) from ended)
@@ -163,7 +168,9 @@ type endingRow struct {
 	// staleness is how many policy versions the pool is ahead of the session's oldest.
 	staleness int64
 	now       time.Time
-	member    int
+	// bound is the contract's on staleness, -1 for none.
+	bound  int64
+	member int
 	// cancelRequested, by whomever; runActive: the run has not ended.
 	cancelRequested, runActive bool
 	group                      endingGroup
@@ -201,7 +208,7 @@ func (row *endingRow) queueLock(batch *pgx.Batch, others bool) {
 			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now,
 			&row.member, &row.cancelRequested, &row.runActive,
 			&g.size, &g.members, &g.ended, &g.usable, &g.refills, &g.refillsAllowed, &g.policy, &g.outcome,
-			&g.rewarded, &g.rewardMin, &g.rewardMax, &row.groupedSeq)
+			&g.rewarded, &g.rewardMin, &g.rewardMax, &g.expired, &row.groupedSeq, &row.bound)
 	})
 }
 
@@ -253,7 +260,7 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 	batch.Queue(endSessionSQL, row.sessionID, status, row.now, row.heldSeconds, row.residency.seconds, row.residency.tokenSeconds, last)
 	batch.Queue(dropCheckpointsSQL, row.sessionID)
 	batch.Queue(insertSampleSQL, row.runID, row.sampleSeq+1, row.sessionID, row.class, status, ending.Reward, nullJSON(ending.ScoreDetail),
-		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness)
+		ending.ScoreSeconds, finishReason, problem, row.residency.contextTokens, row.now, row.staleness, row.overBound(ending.Status))
 	row.queueCounts(batch, &ending, does)
 	if does.refill {
 		row.queueRefill(batch, *replacedBy)
@@ -270,6 +277,15 @@ func (row *endingRow) end(ctx context.Context, tx pgx.Tx, ending Ending) error {
 // scoredDetail says how long the scorer took; what it found stands in the sample.
 func scoredDetail(ending *Ending) json.RawMessage {
 	return json.RawMessage(fmt.Sprintf(`{"seconds":%g}`, ending.ScoreSeconds))
+}
+
+// overBound tells whether the sample is usable and older than the contract allows.
+func (row *endingRow) overBound(status router.EndStatus) bool {
+	return usable(status) && row.bound >= 0 && row.staleness > row.bound
+}
+
+func usable(status router.EndStatus) bool {
+	return status == router.Completed || status == router.Truncated
 }
 
 // queueCounts counts the ending in run, class, group and batch.
@@ -294,7 +310,8 @@ func (row *endingRow) queueCounts(batch *pgx.Batch, ending *Ending, does verdict
 		refills = 1
 	}
 	batch.Queue(countEndedSQL, row.runID, queued, live, whole)
-	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status, settled, flat)
+	batch.Queue(countEndedClassSQL, row.runID, row.class, queued, live, status, settled, flat,
+		row.overBound(ending.Status), ending.Status == router.Stale && row.group.expired)
 	batch.Queue(countEndedGroupSQL, row.taskID, status, ending.Reward, refills, string(does.outcome), place)
 }
 
@@ -312,18 +329,23 @@ func (row *endingRow) queueRefill(batch *pgx.Batch, id uuid.UUID) {
 // queued, as cancelled. The caller holds the run's lock and knows the number of
 // its last sample.
 func cancelQueued(ctx context.Context, tx pgx.Tx, sampleSeq int64, runID uuid.UUID, sessionIDs []uuid.UUID, reason string) (int, error) {
-	var cancelled int
+	return endQueued(ctx, tx, sampleSeq, runID, sessionIDs, router.Cancelled, reason)
+}
+
+// endQueued is cancelQueued with a status of its own.
+func endQueued(ctx context.Context, tx pgx.Tx, sampleSeq int64, runID uuid.UUID, sessionIDs []uuid.UUID, status router.EndStatus, reason string) (int, error) {
+	var ended int
 	var groups []uuid.UUID
-	if err := tx.QueryRow(ctx, cancelQueuedSQL, runID, sessionIDs, reason, sampleSeq).Scan(&cancelled, &groups); err != nil {
-		return 0, fmt.Errorf("cancelling queued sessions: %w", err)
+	if err := tx.QueryRow(ctx, endQueuedSQL, runID, sessionIDs, reason, sampleSeq, status.String()).Scan(&ended, &groups); err != nil {
+		return 0, fmt.Errorf("ending queued sessions: %w", err)
 	}
-	if cancelled > 0 {
+	if ended > 0 {
 		if _, err := tx.Exec(ctx, settleGroupsSQL, runID, groups); err != nil {
-			return 0, fmt.Errorf("settling the groups of cancelled sessions: %w", err)
+			return 0, fmt.Errorf("settling the groups of ended sessions: %w", err)
 		}
 		if _, err := tx.Exec(ctx, notifySQL, string(SamplesTopic(runID))); err != nil {
-			return 0, fmt.Errorf("telling of cancelled sessions: %w", err)
+			return 0, fmt.Errorf("telling of ended sessions: %w", err)
 		}
 	}
-	return cancelled, nil
+	return ended, nil
 }

@@ -102,6 +102,8 @@ type endingGroup struct {
 	// rewarded usable members have a reward, from rewardMin to rewardMax.
 	rewarded             int
 	rewardMin, rewardMax *float64
+	// expired: its deadline has passed, so that nothing is released for it any more.
+	expired bool
 }
 
 // verdict is what the ending of a member does to its group.
@@ -121,19 +123,19 @@ type verdict struct {
 // does anything.
 func (g *endingGroup) judge(member int, ending *Ending, wished, runActive bool) verdict {
 	status := ending.Status
-	usable := status == router.Completed || status == router.Truncated
-	g.count(usable, ending.Reward)
+	good := usable(status)
+	g.count(good, ending.Reward)
 	lost := g.ended - g.usable
 	var v verdict
 	switch {
 	case g.outcome != "":
 	case g.usable >= g.size:
 		v = verdict{outcome: GroupComplete, cancel: completeReason}
-	case usable, wished, status == router.Cancelled, g.members-lost >= g.size:
+	case good, wished, status == router.Cancelled, g.members-lost >= g.size:
 	case g.policy == GroupEnd:
 		v = verdict{outcome: GroupEnded, cancel: fmt.Sprintf("the group ended: member %d %s", member, became(status))}
 	case g.policy == GroupRefill:
-		v.refill = runActive && g.refills < g.refillsAllowed
+		v.refill = runActive && !g.expired && g.refills < g.refillsAllowed
 	}
 	if v.refill {
 		g.members++

@@ -25,8 +25,16 @@ type ClassMetrics struct {
 	PrefixHit         float64
 	ColdPrefillTokens int64
 	// TokenSeconds over the tokens per block are block-seconds.
-	TokenSeconds     float64
+	TokenSeconds float64
+	// BlockSeconds are nil while no instance tells its block size.
+	BlockSeconds     *float64
 	ResidencySeconds float64
+	// FreshnessBudgetSeconds is the class's, 0 for none; OverBudget usable samples took
+	// longer from release to end.
+	FreshnessBudgetSeconds float64
+	OverBudget             int64
+	// Stale ended as such; OverBound are usable and older than the contract allows.
+	Stale, OverBound int64
 	// HeldSessions were held at least once.
 	HeldSessions int64
 	// TokensRegenerated and Resumes are sums over the sessions; see TurnEffort.
@@ -44,14 +52,22 @@ type Metrics struct {
 const (
 	// A grouping set without columns gives the total, named by null.
 	selectMetricsSQL = `
+with budgets as (
+    select c.class, coalesce(c.freshness_budget_seconds, v.freshness_budget_seconds) as seconds
+    from runs r join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
+         join contract_classes c on c.run_id = v.run_id and c.version = v.version where r.run_id = $1
+)
 select m.class, count(*) filter (where usable),
        coalesce(percentile_cont(array[0.5, 0.95, 0.99]) within group (order by extract(epoch from m.ended_at - s.released_at)::float8) filter (where usable), '{0,0,0}'),
        coalesce(percentile_cont(array[0.5, 0.95, 0.99]) within group (order by s.held_seconds) filter (where usable), '{0,0,0}'),
        coalesce(sum(s.turns), 0)::bigint, coalesce(sum(s.prompt_tokens), 0)::bigint, coalesce(sum(s.cached_tokens), 0)::bigint,
        coalesce(sum(s.output_tokens), 0)::bigint, coalesce(sum(s.token_seconds), 0), coalesce(sum(s.residency_seconds), 0),
        count(*) filter (where s.holds > 0),
-       coalesce(sum(s.tokens_regenerated), 0)::bigint, coalesce(sum(s.resumes), 0)::bigint
-from samples m join sessions s using (session_id), lateral (select m.status in ('completed', 'truncated') as usable) u
+       coalesce(sum(s.tokens_regenerated), 0)::bigint, coalesce(sum(s.resumes), 0)::bigint,
+       coalesce(sum(s.token_seconds), 0) / (select max(i.block_tokens) from instances i join runs r using (pool) where r.run_id = $1 and i.state <> 'removed'),
+       coalesce(max(b.seconds), 0), count(*) filter (where usable and extract(epoch from m.ended_at - s.released_at) > b.seconds),
+       count(*) filter (where m.status = 'stale'), count(*) filter (where m.over_bound)
+from samples m join sessions s using (session_id) left join budgets b on b.class = m.class, lateral (select m.status in ('completed', 'truncated') as usable) u
 where m.run_id = $1 and m.ended_at > $2 and m.ended_at <= $3
 group by grouping sets ((m.class), ()) order by m.class nulls last`
 
@@ -100,12 +116,16 @@ func scanMetrics(row pgx.CollectableRow, minutes float64) (ClassMetrics, error) 
 	var latency, held []float64
 	err := row.Scan(&class, &c.Samples, &latency, &held, &c.Turns, &c.PromptTokens, &c.CachedTokens, &c.OutputTokens,
 		&c.TokenSeconds, &c.ResidencySeconds, &c.HeldSessions,
-		&c.TokensRegenerated, &c.Resumes)
+		&c.TokensRegenerated, &c.Resumes,
+		&c.BlockSeconds, &c.FreshnessBudgetSeconds, &c.OverBudget, &c.Stale, &c.OverBound)
 	if err != nil {
 		return ClassMetrics{}, err
 	}
 	if class != nil {
 		c.Class = *class
+	} else {
+		// Of all classes together there is no one budget.
+		c.FreshnessBudgetSeconds = 0
 	}
 	c.SamplesPerMinute = float64(c.Samples) / minutes
 	c.LatencyP50Seconds, c.LatencyP95Seconds, c.LatencyP99Seconds = latency[0], latency[1], latency[2]

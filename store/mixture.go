@@ -43,6 +43,8 @@ type ClassMixture struct {
 	CompletedShare float64
 	Consumed       int64
 	ConsumedShare  float64
+	// Stale ended as such; OverBound are usable and older than the contract allows.
+	Stale, OverBound int64
 }
 
 // Mixture compares what was asked for, released, completed and consumed. The TV
@@ -63,7 +65,7 @@ type Mixture struct {
 const (
 	// The counters answer for the whole run, whatever its length.
 	selectWholeMixtureSQL = `
-select k.class, coalesce(c.share, 0), k.released, k.completed + k.truncated, coalesce(f.consumed, 0)
+select k.class, coalesce(c.share, 0), k.released, k.completed + k.truncated, coalesce(f.consumed, 0), k.stale, k.over_bound
 from runs r join class_counters k using (run_id)
      left join contract_classes c on c.run_id = r.run_id and c.version = r.contract_version and c.class = k.class
      left join consumer_classes f on f.run_id = r.run_id and f.class = k.class and f.consumer = (
@@ -87,9 +89,10 @@ with furthest as (
     select g.class, sum(g.usable) from acked a join groups g on a.grouped and g.run_id = $1 and g.place > a.after_seq and g.place <= a.up_to_seq
     group by g.class
 ), completed as (
-    select m.class, count(*) as n from samples m
+    select m.class, count(*) filter (where m.status <> 'stale') as n, count(*) filter (where m.status = 'stale') as stale, count(*) filter (where m.over_bound) as over_bound
+    from samples m
     where m.run_id = $1 and m.ended_at > coalesce($2, '-infinity') and m.ended_at <= coalesce($3, 'infinity')
-      and m.status in ('completed', 'truncated') group by m.class
+      and m.status in ('completed', 'truncated', 'stale') group by m.class
 ), released as (
     select class, sum(n)::bigint as n from (
         select c.key as class, c.value::bigint as n from batches b, jsonb_each_text(b.classes) c
@@ -97,7 +100,7 @@ with furthest as (
         union all
         select class, 1 from refills where run_id = $1 and released_at <= coalesce($3, 'infinity')) r group by class
 )
-select k.class, coalesce(c.share, 0), coalesce(r.n, 0), coalesce(d.n, 0), coalesce(f.n, 0)
+select k.class, coalesce(c.share, 0), coalesce(r.n, 0), coalesce(d.n, 0), coalesce(f.n, 0), coalesce(d.stale, 0), coalesce(d.over_bound, 0)
 from runs join class_counters k using (run_id)
      left join contract_classes c on c.run_id = runs.run_id and c.version = runs.contract_version and c.class = k.class
      left join released r on r.class = k.class left join completed d on d.class = k.class left join consumed f on f.class = k.class
@@ -118,7 +121,7 @@ func (s *Store) Mixture(ctx context.Context, runID uuid.UUID, window Window) (Mi
 		return Mixture{}, found(err, "reading the mixture of run", runID)
 	}
 	classes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c ClassMixture, err error) {
-		err = row.Scan(&c.Class, &c.Rho, &c.Released, &c.Completed, &c.Consumed)
+		err = row.Scan(&c.Class, &c.Rho, &c.Released, &c.Completed, &c.Consumed, &c.Stale, &c.OverBound)
 		return c, err
 	})
 	if err == nil && len(classes) == 0 {

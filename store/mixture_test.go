@@ -142,7 +142,12 @@ func TestBacklog(t *testing.T) {
 	if agent.DrainSeconds == nil || *agent.DrainSeconds <= 0 || agent.OldestHoldSeconds < 0 {
 		t.Errorf("drains in %v, oldest hold %v", agent.DrainSeconds, agent.OldestHoldSeconds)
 	}
+	if agent.OldestQueuedSeconds <= 0 || agent.OldestOutstandingSeconds < agent.OldestQueuedSeconds || agent.LiveTokenSeconds <= 0 ||
+		agent.LiveBlockSeconds == nil || *agent.LiveBlockSeconds != agent.LiveTokenSeconds/16 {
+		t.Errorf("waits %v, %v s, uses %v token-seconds, %v block-seconds", agent.OldestQueuedSeconds, agent.OldestOutstandingSeconds, agent.LiveTokenSeconds, agent.LiveBlockSeconds)
+	}
 	agent.DrainSeconds, agent.OldestHoldSeconds = nil, 0
+	agent.OldestQueuedSeconds, agent.OldestOutstandingSeconds, agent.LiveTokenSeconds, agent.LiveBlockSeconds = 0, 0, 0, nil
 	if agent != want {
 		t.Errorf("backlog %+v, want %+v", agent, want)
 	}

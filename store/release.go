@@ -148,7 +148,7 @@ func (r *release) accept(spec *task.Spec) ([]any, error) {
 		promptTokens = spec.Prompt.Synthetic.Tokens
 	}
 	id := taskID(r.batchID, spec.ID, ordinal)
-	r.tasks = append(r.tasks, releasedTask{class: class, size: spec.Members(), members: members, promptTokens: promptTokens})
+	r.tasks = append(r.tasks, releasedTask{class: class, size: spec.Members(), members: members, promptTokens: promptTokens, deadlineSeconds: spec.DeadlineSeconds})
 	r.taskIDs = append(r.taskIDs, id)
 	r.sessions += members
 	return []any{id, r.of.Pool, r.of.ID, r.batchID, ordinal, spec.ID, spec.Class, spec.Members(),
@@ -210,7 +210,7 @@ func (r *release) copySessions(ctx context.Context) error {
 		t, id := r.tasks[i], r.taskIDs[i]
 		class := contract.Classes[t.class].Class
 		groups = append(groups, []any{id, r.of.Pool, r.of.ID, r.batchID, class, t.size, t.members,
-			string(contract.GroupPolicy), contract.refillsAllowed(t.size)})
+			string(contract.GroupPolicy), contract.refillsAllowed(t.size), deadlineOf(r.releasedAt, t.deadlineSeconds)})
 		for member := range t.members {
 			session := SessionID(id, member)
 			sessions = append(sessions, []any{session, r.of.Pool, r.of.ID, r.batchID, id, member, class, len(sessions),
@@ -223,7 +223,7 @@ func (r *release) copySessions(ctx context.Context) error {
 		columns []string
 		rows    [][]any
 	}{
-		{"groups", []string{"group_id", "pool", "run_id", "batch_id", "class", "size", "members", "policy", "refills_allowed"}, groups},
+		{"groups", []string{"group_id", "pool", "run_id", "batch_id", "class", "size", "members", "policy", "refills_allowed", "deadline_at"}, groups},
 		{"sessions", []string{"session_id", "pool", "run_id", "batch_id", "task_id", "member", "class", "dispatch_ordinal",
 			"policy_version", "state", "context_tokens", "event_seq", "released_at"}, sessions},
 		{"session_events", []string{"session_id", "seq", "run_id", "at", "kind", "detail"}, events},
@@ -233,6 +233,14 @@ func (r *release) copySessions(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// deadlineOf is nil for none.
+func deadlineOf(releasedAt time.Time, seconds float64) any {
+	if seconds == 0 {
+		return nil
+	}
+	return releasedAt.Add(time.Duration(seconds * float64(time.Second)))
 }
 
 // count takes the run's lock and makes the batch part of A.

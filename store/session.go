@@ -94,6 +94,10 @@ type Session struct {
 	Reward      *float64
 	ScoreDetail json.RawMessage
 	Problem     string
+	// Restarts counts how often it was begun again under new weights.
+	Restarts int
+	// DeadlineAt is its group's, nil for none.
+	DeadlineAt *time.Time
 }
 
 // SessionQuery selects sessions of a run in release order.
@@ -122,7 +126,8 @@ select s.session_id, s.run_id, s.pool, s.batch_id, s.task_id, t.external_id, s.m
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, s.context_tokens, s.token_seconds,
        s.rewrites, s.earlier_tokens, s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, coalesce(m.score_seconds, 0),
        s.released_at, s.dispatched_at, s.first_admitted_at, s.held_since, s.ended_at,
-       coalesce(m.seq, 0), m.reward, m.score_detail, coalesce(m.problem, '')
+       coalesce(m.seq, 0), m.reward, m.score_detail, coalesce(m.problem, ''),
+       s.restarts, (select g.deadline_at from groups g where g.group_id = s.task_id)
 from sessions s join tasks t using (task_id) left join samples m using (session_id)`
 
 	selectSessionSQL = sessionColumns + ` where s.session_id = $1`
@@ -182,7 +187,8 @@ func scanSession(row pgx.CollectableRow) (Session, error) {
 		&x.Usage.Rewrites, &x.Usage.EarlierTokens, &x.Usage.Resumes, &x.Usage.TokensRegenerated,
 		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
 		&x.ReleasedAt, &x.DispatchedAt, &x.FirstAdmittedAt, &x.HeldSince, &x.EndedAt,
-		&x.SampleSeq, &x.Reward, &x.ScoreDetail, &x.Problem)
+		&x.SampleSeq, &x.Reward, &x.ScoreDetail, &x.Problem,
+		&x.Restarts, &x.DeadlineAt)
 	if err != nil {
 		return Session{}, err
 	}

@@ -10,6 +10,8 @@ type releasedTask struct {
 	size, members int
 	// promptTokens is the length of the context before the first turn.
 	promptTokens int
+	// deadlineSeconds after the release its members end as stale; 0 for never.
+	deadlineSeconds float64
 }
 
 // stratified returns the order in which a batch's tasks are dispatched, so that

@@ -57,6 +57,14 @@ select 'class ' || c.class || ', groups ended', c.groups_ended, coalesce(g.n, 0)
 from class_counters c left join (select class, count(*) as n from groups where run_id = $1 and ended = members group by class) g using (class)
 where c.run_id = $1 and c.groups_ended <> coalesce(g.n, 0)
 union all
+select 'class ' || c.class || ', samples over the bound', c.over_bound, coalesce(m.n, 0)
+from class_counters c left join (select class, count(*) as n from samples where run_id = $1 and over_bound group by class) m using (class)
+where c.run_id = $1 and c.over_bound <> coalesce(m.n, 0)
+union all
+select 'class ' || c.class || ', restarts', c.restarts, coalesce(s.n, 0)
+from class_counters c left join (select class, sum(restarts) as n from sessions where run_id = $1 group by class) s using (class)
+where c.run_id = $1 and c.restarts <> coalesce(s.n, 0)
+union all
 select 'class ' || c.class || ', groups without signal', c.groups_without_signal, coalesce(g.n, 0)
 from class_counters c left join (
     select class, count(*) as n from (

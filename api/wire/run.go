@@ -8,35 +8,40 @@ import (
 
 // ClassShare is one class of a contract with its target share.
 type ClassShare struct {
-	Class string  `json:"class" doc:"Name of the class: letters, digits, dots, dashes, underscores." minLength:"1" maxLength:"64"`
-	Share float64 `json:"share" doc:"Target share rho of the class among released samples, as a fraction of 1."`
+	Class                  string  `json:"class" doc:"Name of the class: letters, digits, dots, dashes, underscores." minLength:"1" maxLength:"64"`
+	Share                  float64 `json:"share" doc:"Target share rho of the class among released samples, as a fraction of 1."`
+	FreshnessBudgetSeconds float64 `json:"freshness_budget_seconds,omitzero" minimum:"0" maximum:"2592000" doc:"The class's own freshness budget; absent or 0 means the contract's."`
 }
 
 // NewContract is what a trainer asks of a run: the mixture, and how much of it
 // may be under way.
 type NewContract struct {
-	Classes        []ClassShare `json:"classes" nullable:"false" doc:"Classes with their shares. A sum within 0.005 of 1 is normalised; any other sum is refused."`
-	MaxConcurrency int          `json:"max_concurrency" minimum:"1" maximum:"100000" doc:"Sessions of the run dispatched at a time."`
-	StalenessBound *int         `json:"staleness_bound,omitzero" minimum:"0" maximum:"10000" doc:"How many policy versions a sample may lag behind the pool's; absent means unbounded."`
-	StalePolicy    string       `json:"stale_policy,omitzero" doc:"What becomes of a session under way that new weights make older than the bound: finish (the default) lets it go on and its sample tell its staleness, end ends it with status stale."`
-	GroupPolicy    string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable (failed or stale) member: partial (the default) delivers the members that are usable, refill releases another one in its place, end cancels the others."`
-	GroupRefills   *int         `json:"group_refills,omitzero" minimum:"0" maximum:"1024" doc:"With refill: how many members may be released anew for one group; absent means as many as its size. Beyond that the group is delivered as it is."`
-	SpareMembers   int          `json:"spare_members,omitzero" minimum:"0" maximum:"1024" doc:"Members released with every group of two or more beyond its size. Once as many as its size are usable, the rest is cancelled."`
+	Classes                []ClassShare `json:"classes" nullable:"false" doc:"Classes with their shares. A sum within 0.005 of 1 is normalised; any other sum is refused."`
+	MaxConcurrency         int          `json:"max_concurrency" minimum:"1" maximum:"100000" doc:"Sessions of the run dispatched at a time."`
+	StalenessBound         *int         `json:"staleness_bound,omitzero" minimum:"0" maximum:"10000" doc:"How many policy versions a sample may lag behind the pool's; absent means unbounded."`
+	StalePolicy            string       `json:"stale_policy,omitzero" doc:"What becomes of a session under way that new weights make older than the bound: finish (the default) lets it go on and its sample tell its staleness, end ends it with status stale, restart begins it again from its prompt under the new weights (a session whose harness runs its loop is ended instead)."`
+	MaxRestarts            *int         `json:"max_restarts,omitzero" minimum:"1" maximum:"100" doc:"With restart: how often one session may be begun again; absent means 2. After that it ends as stale."`
+	FreshnessBudgetSeconds float64      `json:"freshness_budget_seconds,omitzero" minimum:"0" maximum:"2592000" doc:"How long a sample may take from release to end. Backlog and metrics tell whether each class is within it; nothing is ended for it. Absent or 0 means none."`
+	GroupPolicy            string       `json:"group_policy,omitzero" doc:"What happens to a group with an unusable (failed or stale) member: partial (the default) delivers the members that are usable, refill releases another one in its place, end cancels the others."`
+	GroupRefills           *int         `json:"group_refills,omitzero" minimum:"0" maximum:"1024" doc:"With refill: how many members may be released anew for one group; absent means as many as its size. Beyond that the group is delivered as it is."`
+	SpareMembers           int          `json:"spare_members,omitzero" minimum:"0" maximum:"1024" doc:"Members released with every group of two or more beyond its size. Once as many as its size are usable, the rest is cancelled."`
 	// UndeliveredLimit is back-pressure.
 	UndeliveredLimit *int `json:"undelivered_limit,omitzero" minimum:"1" maximum:"100000000" doc:"Ended samples that may wait for the slowest consumer's acknowledgement (all of them while there is no consumer; whole groups only, if it reads those). At the limit no queued session is started until they are down to three quarters of it; sessions under way go on. Must be more than the trainer holds unacknowledged at a time. Absent means unbounded."`
 }
 
 // Contract is one version of a run's contract.
 type Contract struct {
-	Version        int          `json:"version" doc:"Counts from 1."`
-	Classes        []ClassShare `json:"classes" nullable:"false" doc:"Classes with shares that sum to 1."`
-	Given          []ClassShare `json:"given" nullable:"false" doc:"The shares as the trainer wrote them."`
-	MaxConcurrency int          `json:"max_concurrency" doc:"Sessions of the run dispatched at a time."`
-	StalenessBound *int         `json:"staleness_bound,omitzero" doc:"Absent means unbounded."`
-	StalePolicy    string       `json:"stale_policy" enum:"finish,end"`
-	GroupPolicy    string       `json:"group_policy" enum:"partial,refill,end"`
-	GroupRefills   *int         `json:"group_refills,omitzero" doc:"Absent means as many as a group's size."`
-	SpareMembers   int          `json:"spare_members"`
+	Version                int          `json:"version" doc:"Counts from 1."`
+	Classes                []ClassShare `json:"classes" nullable:"false" doc:"Classes with shares that sum to 1."`
+	Given                  []ClassShare `json:"given" nullable:"false" doc:"The shares as the trainer wrote them."`
+	MaxConcurrency         int          `json:"max_concurrency" doc:"Sessions of the run dispatched at a time."`
+	StalenessBound         *int         `json:"staleness_bound,omitzero" doc:"Absent means unbounded."`
+	StalePolicy            string       `json:"stale_policy" enum:"finish,end,restart"`
+	MaxRestarts            *int         `json:"max_restarts,omitzero" doc:"Absent unless stale_policy is restart."`
+	FreshnessBudgetSeconds float64      `json:"freshness_budget_seconds,omitzero"`
+	GroupPolicy            string       `json:"group_policy" enum:"partial,refill,end"`
+	GroupRefills           *int         `json:"group_refills,omitzero" doc:"Absent means as many as a group's size."`
+	SpareMembers           int          `json:"spare_members"`
 	// UndeliveredLimit is back-pressure.
 	UndeliveredLimit *int      `json:"undelivered_limit,omitzero" doc:"Absent means unbounded."`
 	CreatedAt        time.Time `json:"created_at"`

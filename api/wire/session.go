@@ -65,6 +65,8 @@ type Session struct {
 	Reward          *float64        `json:"reward,omitzero"`
 	ScoreDetail     json.RawMessage `json:"score_detail,omitzero"`
 	Problem         string          `json:"problem,omitzero" doc:"What went wrong."`
+	Restarts        int             `json:"restarts,omitzero" doc:"How often it was begun again because new weights had made it too old."`
+	DeadlineAt      *time.Time      `json:"deadline_at,omitzero" doc:"When its group's deadline passes; absent for none."`
 }
 
 // SessionPage lists sessions of a run in release order.

@@ -219,6 +219,10 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		return d.run(ctx)
 	})
 	term.Go(func() error {
+		k := deadlineKeeper{store: s.cfg.Store, pool: s.cfg.Pool, epoch: epoch, messages: messages, log: log}
+		return k.run(ctx)
+	})
+	term.Go(func() error {
 		r := relay{store: s.cfg.Store, temporal: s.cfg.Temporal, listener: s.cfg.Listener, messages: messages, cancelLocal: acts.CancelRunning, log: log}
 		return r.run(ctx)
 	})

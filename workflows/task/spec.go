@@ -23,6 +23,7 @@ const (
 	MaxGroupSize          = 1_024
 	MaxGapSeconds         = 86_400.0
 	MaxRunSeconds         = 30 * 86_400.0
+	MaxDeadlineSeconds    = 30 * 86_400.0
 	MaxExternalIDBytes    = 256
 	MaxMetadataBytes      = 64 << 10
 	MaxReplayAppendTokens = 1 << 20
@@ -44,6 +45,9 @@ type Spec struct {
 	Sampling Sampling `json:"sampling"`
 	// Limits end a session as truncated when they are reached.
 	Limits Limits `json:"limits"`
+	// DeadlineSeconds after the release members that have not ended end as stale, in
+	// wall time, holds and the queue included; 0 means never.
+	DeadlineSeconds float64 `json:"deadline_seconds,omitempty"`
 	// Environment answers the model between turns; absent means one turn.
 	Environment *Environment `json:"environment,omitempty"`
 	// Scorer gives the reward; absent means the sample carries none.

@@ -59,7 +59,10 @@ func (s *Spec) checkNames(path string) *FieldError {
 	if err := checkName(field(path, "class"), s.Class, MaxClassBytes); err != nil {
 		return err
 	}
-	return checkInt(field(path, "group_size"), s.GroupSize, 0, MaxGroupSize)
+	if err := checkInt(field(path, "group_size"), s.GroupSize, 0, MaxGroupSize); err != nil {
+		return err
+	}
+	return checkFloat(field(path, "deadline_seconds"), s.DeadlineSeconds, 0, MaxDeadlineSeconds)
 }
 
 // checkName bounds a name that appears in logs, URLs and SQL text columns.
