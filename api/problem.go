@@ -39,6 +39,7 @@ const (
 	kindNotFound         problemKind = "not-found"
 	kindMethodNotAllowed problemKind = "method-not-allowed"
 	kindConflict         problemKind = "conflict"
+	kindBusy             problemKind = "turn-under-way"
 	kindKeyReused        problemKind = "idempotency-key-reused"
 	kindRunEnded         problemKind = "run-ended"
 	kindTooLarge         problemKind = "too-large"
@@ -65,6 +66,7 @@ var kindTitles = map[problemKind]string{
 	kindNotFound:         "Not found",
 	kindMethodNotAllowed: "Method not allowed",
 	kindConflict:         "Conflict with what exists",
+	kindBusy:             "Another call of the session is under way",
 	kindKeyReused:        "The idempotency key was used with another body",
 	kindRunEnded:         "The run has ended",
 	kindTooLarge:         "The body is too large",

@@ -79,6 +79,7 @@ func New(config Config) (*Server, error) {
 	s.registerExport()
 	s.registerSessions()
 	s.registerAudit()
+	s.registerColumns()
 	s.registerPools()
 	s.registerWeights()
 	s.registerTurns()
@@ -86,6 +87,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s.registerPlain(config.Registry)
+	s.registerOpenAI()
 	s.http = &http.Server{
 		Handler:           s.echo,
 		ReadHeaderTimeout: headerTimeout,

@@ -96,7 +96,11 @@ func (s *Server) generate(ctx context.Context, in *generateInput) (*huma.StreamR
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
 		a := &turnAnswer{out: out, packed: asked.Encoding == encodingPacked, events: asked.Stream}
-		made, err := s.harnessTurn(out.Context(), in.Session, call, a)
+		progress := workflows.HarnessProgress{OnWait: a.wait}
+		if a.events {
+			progress.OnTokens = a.tokens
+		}
+		made, err := s.harnessTurn(out.Context(), in.Session, call, progress, a.keepAlive)
 		if err != nil {
 			a.fail(s, turnProblem(err, in.Session))
 			return
@@ -106,7 +110,7 @@ func (s *Server) generate(ctx context.Context, in *generateInput) (*huma.StreamR
 }
 
 // harnessTurn makes the call and keeps the connection while it waits.
-func (s *Server) harnessTurn(ctx context.Context, session uuid.UUID, call workflows.HarnessCall, a *turnAnswer) (workflows.HarnessTurn, error) {
+func (s *Server) harnessTurn(ctx context.Context, session uuid.UUID, call workflows.HarnessCall, progress workflows.HarnessProgress, keepAlive func()) (workflows.HarnessTurn, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	var keeper sync.WaitGroup
 	defer keeper.Wait()
@@ -122,14 +126,10 @@ func (s *Server) harnessTurn(ctx context.Context, session uuid.UUID, call workfl
 				cancel()
 				return
 			case <-ticker.C:
-				a.keepAlive()
+				keepAlive()
 			}
 		}
 	})
-	progress := workflows.HarnessProgress{OnWait: a.wait}
-	if a.events {
-		progress.OnTokens = a.tokens
-	}
 	return s.harness.HarnessTurn(ctx, session, call, progress)
 }
 
@@ -188,10 +188,15 @@ func harnessCall(asked *wire.NewTurn) (workflows.HarnessCall, error) {
 func turnProblem(err error, session uuid.UUID) *problem {
 	var limit *workflows.LimitError
 	var rewritten *workflows.RewrittenError
+	var field *workflows.InvalidCallError
 	var failed *workflows.CallFailedError
 	switch {
-	case errors.Is(err, workflows.ErrNotHarness), errors.Is(err, workflows.ErrSessionOver), errors.Is(err, workflows.ErrTurnUnderWay), errors.Is(err, store.ErrTurnOfOtherRequest):
+	case errors.Is(err, workflows.ErrTurnUnderWay):
+		return newProblem(http.StatusConflict, kindBusy, err.Error())
+	case errors.Is(err, workflows.ErrNotHarness), errors.Is(err, workflows.ErrSessionOver), errors.Is(err, store.ErrTurnOfOtherRequest):
 		return newProblem(http.StatusConflict, kindConflict, err.Error())
+	case errors.As(err, &field):
+		return invalid("body."+field.Field, field.Problem)
 	case errors.As(err, &limit):
 		return newProblem(http.StatusConflict, kindLimit, limit.Error())
 	case errors.As(err, &rewritten):

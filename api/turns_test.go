@@ -26,9 +26,14 @@ import (
 // loops is a harness that answers as a test says.
 type loops struct {
 	turn func(call workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error)
+	// session, if set, is told which one was called for.
+	session *uuid.UUID
 }
 
-func (l *loops) HarnessTurn(_ context.Context, _ uuid.UUID, call workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {
+func (l *loops) HarnessTurn(_ context.Context, session uuid.UUID, call workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {
+	if l.session != nil {
+		*l.session = session
+	}
 	return l.turn(call, progress)
 }
 
@@ -144,7 +149,8 @@ func TestRefusedCallsSayWhatToDo(t *testing.T) {
 	}{
 		{workflows.ErrNotHarness, 409, "conflict"},
 		{workflows.ErrSessionOver, 409, "conflict"},
-		{workflows.ErrTurnUnderWay, 409, "conflict"},
+		{workflows.ErrTurnUnderWay, 409, "turn-under-way"},
+		{&workflows.InvalidCallError{Field: "token_ids", Problem: "must have at least one token"}, 422, "invalid-request"},
 		{store.ErrTurnOfOtherRequest, 409, "conflict"},
 		{&workflows.LimitError{Limit: "no room"}, 409, "limit-reached"},
 		{&workflows.RewrittenError{AtTokens: 3, SessionTokens: 9}, 422, "invalid-request"},

@@ -69,6 +69,12 @@ from turns where session_id = $1 and request_id = $2`
 
 	selectRequestsSQL = `select request_id from turns where session_id = $1 and request_id is not null`
 
+	selectHarnessStateSQL = `
+select s.earlier_tokens, least(t.prompt_tokens, (select min(kept_tokens) from turns where session_id = $1)),
+       coalesce(l.finish_reason, ''), coalesce(l.output_tokens, 0), l.seen_length, l.seen_digest
+from sessions s join tasks t using (task_id) left join turns l on l.session_id = s.session_id and l.turn = s.turns - 1
+where s.session_id = $1`
+
 	selectGeneratedSQL = `
 select tokens, ids, logprobs from segments where session_id = $1 and turn = $2 and kind = 'generated' order by part`
 )
@@ -151,17 +157,43 @@ func (s *Store) Harness(ctx context.Context, id uuid.UUID) (Harness, error) {
 	return h, nil
 }
 
-// RequestIDs lists the requests that made the session's turns.
-func (s *Store) RequestIDs(ctx context.Context, id uuid.UUID) ([]string, error) {
-	rows, err := s.pool.Query(ctx, selectRequestsSQL, id)
-	if err != nil {
-		return nil, fmt.Errorf("listing the requests of session %s: %w", id, err)
+// HarnessState is what a worker must know of a harness's session, beside its context,
+// to make the next turn.
+type HarnessState struct {
+	// EarlierTokens sums the sequences that rewrites left. PromptTokens of the task's
+	// prompt are still in the context.
+	EarlierTokens int64
+	PromptTokens  int
+	// FinishReason and OutputTokens are the last turn's, Seen what the harness has seen
+	// after it; empty before the first.
+	FinishReason string
+	OutputTokens int64
+	Seen         *Seen
+	// Requests made the session's turns.
+	Requests []string
+}
+
+// HarnessState returns what is known of a harness's session, or ErrNotFound.
+func (s *Store) HarnessState(ctx context.Context, id uuid.UUID) (HarnessState, error) {
+	var h HarnessState
+	batch := &pgx.Batch{}
+	batch.Queue(selectHarnessStateSQL, id).QueryRow(func(row pgx.Row) error {
+		var length *int
+		var digest []byte
+		err := row.Scan(&h.EarlierTokens, &h.PromptTokens, &h.FinishReason, &h.OutputTokens, &length, &digest)
+		if length != nil {
+			h.Seen = &Seen{Length: *length, Digest: digest}
+		}
+		return err
+	})
+	batch.Queue(selectRequestsSQL, id).Query(func(rows pgx.Rows) (err error) {
+		h.Requests, err = pgx.CollectRows(rows, pgx.RowTo[string])
+		return err
+	})
+	if err := s.pool.SendBatch(ctx, batch).Close(); err != nil {
+		return HarnessState{}, found(err, "reading the turns of session", id)
 	}
-	requests, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		return nil, fmt.Errorf("listing the requests of session %s: %w", id, err)
-	}
-	return requests, nil
+	return h, nil
 }
 
 // TurnOfRequest returns the turn that a harness's request made, with what it

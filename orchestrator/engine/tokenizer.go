@@ -19,6 +19,9 @@ type TokenizeRequest struct {
 	Tools json.RawMessage
 	// AddGenerationPrompt ends the template where the assistant's answer begins.
 	AddGenerationPrompt bool
+	// Bare leaves out what a tokenizer puts around a text that stands for itself, such
+	// as a beginning of sequence: Text goes on from another one.
+	Bare bool
 }
 
 // Tokenizer is the part of an engine that turns text into the model's token ids and
@@ -67,6 +70,9 @@ func (v *VLLM) Tokenize(ctx context.Context, request TokenizeRequest) ([]int32, 
 		}
 	} else {
 		document["prompt"] = request.Text
+		if request.Bare {
+			document["add_special_tokens"] = false
+		}
 	}
 	return v.tokenize(ctx, document)
 }
@@ -87,7 +93,7 @@ func (s *SGLang) Tokenize(ctx context.Context, request TokenizeRequest) ([]int32
 		return nil, &Error{Class: FailTurn, Message: "SGLang tokenises text only: give the prompt as token_ids, or as text in the model's chat template"}
 	}
 	// The model's name is checked by nobody there; the field must not be missing.
-	return s.tokenize(ctx, map[string]any{"model": "default", "prompt": request.Text, "add_special_tokens": true})
+	return s.tokenize(ctx, map[string]any{"model": "default", "prompt": request.Text, "add_special_tokens": !request.Bare})
 }
 
 // Detokenize implements Tokenizer by POST /detokenize (SGLang 0.5.4 or later).

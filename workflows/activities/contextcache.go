@@ -22,8 +22,8 @@ type sessionContext struct {
 	chain  blockChain
 	// gapSeconds passed in the tool before the turn.
 	gapSeconds float64
-	// requests made the turns so far, where a harness runs the loop.
-	requests map[string]bool
+	// harness is set where a harness runs the loop.
+	harness *harnessState
 	// output is what the turn has generated so far, if it was cut; nil after a commit.
 	output *output
 }

@@ -78,28 +78,42 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 	if err != nil {
 		return workflows.HarnessTurn{}, err
 	}
-	turn := sc.work.Turns
-	committed := len(sc.tokens)
-	if sc.requests[call.RequestID] {
-		made, err := a.turnOfRequest(ctx, id, call.RequestID)
+	turn, before := sc.work.Turns, sc.tokens
+	if request := sc.harness.madeBy(call, turn); request != "" {
+		made, err := a.turnOfRequest(ctx, sc, request, call, progress.OnText)
 		a.contexts.put(sc)
 		return made, err
 	}
-	if err := appendCall(sc, call); err != nil {
+	if call.RequestID == "" {
+		call.RequestID = contentRequest(call.Content, turn)
+	}
+	next, err := a.next(ctx, sc, call)
+	var request engine.Request
+	if err == nil {
+		sc.tokens = next.tokens
+		request = a.engineRequest(sc, turn)
+		err = a.roomFor(sc, turn, call, &request)
+	}
+	if err != nil {
+		sc.tokens = before
 		a.contexts.put(sc)
 		return workflows.HarnessTurn{}, err
 	}
-	request := a.engineRequest(sc, turn)
-	if err := a.roomFor(sc, turn, call, &request); err != nil {
-		sc.tokens = sc.tokens[:committed]
-		a.contexts.put(sc)
-		return workflows.HarnessTurn{}, err
+	if next.rewritten {
+		sc.chain, sc.work.PromptTokens = blockChain{}, min(sc.work.PromptTokens, next.kept)
 	}
 	sc.output = newOutput(store.PartialTurn{}, a.cfg.CheckpointTokens)
 	g := a.newGeneration(sc, turn, request)
 	g.onHold = func(reason router.Reason) { progress.OnWait(reason.String()) }
-	g.onTokens = progress.OnTokens
+	v := a.newVoice(ctx, call, toolFormat(call, &sc.work.Spec), progress.OnText)
+	g.onTokens = func(ids []int32, logprobs []float32) {
+		v.hear(ids)
+		if progress.OnTokens != nil {
+			progress.OnTokens(ids, logprobs)
+		}
+	}
 	reply, err := g.run(ctx)
+	v.hush()
 	if err != nil {
 		// The caller has left; what it was given goes back to the router.
 		if g.placement.Admitted {
@@ -110,8 +124,28 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 	if reply != nil {
 		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: reply.Problem, Refused: g.refused}
 	}
-	commit := g.commit(committed)
+	return a.keepTurn(ctx, g, call, &next, v)
+}
+
+// keepTurn commits a generated turn and gives it to the harness. A turn whose text
+// cannot be told now is kept all the same: asked for again, it is read again.
+func (a *Activities) keepTurn(ctx context.Context, g *generation, call *workflows.HarnessCall, next *nextContext, v *voice) (workflows.HarnessTurn, error) {
+	sc, turn := g.sc, g.turn
+	stopped := g.finish == engine.FinishStop && len(g.out.ids) > 0
+	var said message
+	var unread error
+	if v != nil {
+		said, unread = v.message(ctx, turn, g.out.ids, stopped)
+	}
+	commit := g.commit(next.kept)
 	commit.RequestID = call.RequestID
+	if next.rewritten {
+		kept := int64(next.kept)
+		commit.Kept = &kept
+	}
+	if next.seen != nil && unread == nil {
+		commit.Seen = next.seen(&said)
+	}
 	already, err := a.commit(ctx, commit)
 	switch {
 	case errors.Is(err, store.ErrSessionEnded):
@@ -120,7 +154,7 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 		return workflows.HarnessTurn{}, err
 	case already:
 		// Another owner was quicker, on the same request or another one.
-		return a.turnOfRequest(ctx, id, call.RequestID)
+		return a.turnOfRequest(ctx, sc, call.RequestID, call, nil)
 	}
 	a.tell(ctx, g.ended())
 	a.cfg.Engines.Receipt(g.placement.Instance, g.placement.PredictedCachedTokens, int64(g.result.CachedTokens))
@@ -128,10 +162,21 @@ func (a *Activities) harnessTurn(ctx context.Context, id uuid.UUID, call *workfl
 		Turn: turn, OutputIDs: g.out.ids, Logprobs: g.out.logprobs, FinishReason: g.finish.String(), PromptTokens: commit.PromptTokens,
 		CachedTokens: commit.CachedTokens, PolicyVersion: commit.PolicyVersion, Instance: commit.Instance,
 	}
+	said.put(&made)
+	if next.rewritten && turn > 0 {
+		sc.harness.earlierTokens += sc.work.ContextTokens
+	}
 	sc.tokens = append(sc.tokens, g.out.ids...)
-	sc.output, sc.requests[call.RequestID] = nil, true
+	sc.output, sc.harness.requests[call.RequestID] = nil, true
+	sc.harness.seen, sc.harness.stop = commit.Seen, -1
+	if stopped {
+		sc.harness.stop = g.out.ids[len(g.out.ids)-1]
+	}
 	sc.work.Turns, sc.work.ContextTokens = turn+1, int64(len(sc.tokens))
 	a.contexts.put(sc)
+	if unread != nil {
+		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: unread.Error()}
+	}
 	return made, nil
 }
 
@@ -182,43 +227,35 @@ func (a *Activities) beginHarnessed(ctx context.Context, work store.WorkSession)
 	if err != nil {
 		return nil, err
 	}
-	requests, err := a.cfg.Store.RequestIDs(ctx, work.ID)
+	state, err := a.cfg.Store.HarnessState(ctx, work.ID)
 	if err != nil {
 		return nil, err
 	}
-	sc := &sessionContext{work: work, tokens: tokens, requests: make(map[string]bool, len(requests))}
-	for _, request := range requests {
-		sc.requests[request] = true
-	}
-	return sc, nil
+	work.PromptTokens = min(work.PromptTokens, state.PromptTokens)
+	return &sessionContext{work: work, tokens: tokens, harness: newHarnessState(&state, tokens)}, nil
 }
 
-func (a *Activities) turnOfRequest(ctx context.Context, id uuid.UUID, requestID string) (workflows.HarnessTurn, error) {
-	turn, ids, logprobs, err := a.cfg.Store.TurnOfRequest(ctx, id, requestID)
+// turnOfRequest gives a turn that was made before, as it was given then.
+func (a *Activities) turnOfRequest(ctx context.Context, sc *sessionContext, request string, call *workflows.HarnessCall, onText func(string)) (workflows.HarnessTurn, error) {
+	turn, ids, logprobs, err := a.cfg.Store.TurnOfRequest(ctx, sc.work.ID, request)
 	if err != nil {
 		return workflows.HarnessTurn{}, err
 	}
-	return workflows.HarnessTurn{
+	made := workflows.HarnessTurn{
 		Turn: turn.Turn, OutputIDs: ids, Logprobs: logprobs, FinishReason: turn.FinishReason, PromptTokens: turn.PromptTokens,
 		CachedTokens: turn.CachedTokens, PolicyVersion: turn.PolicyVersion, Instance: turn.Instance, Repeated: true,
-	}, nil
-}
-
-// appendCall brings the context to what the call sends.
-func appendCall(sc *sessionContext, call *workflows.HarnessCall) error {
-	if call.Context == nil {
-		sc.tokens = append(sc.tokens, call.Append...)
-		return nil
 	}
-	common := 0
-	for common < min(len(sc.tokens), len(call.Context)) && sc.tokens[common] == call.Context[common] {
-		common++
+	v := a.newVoice(ctx, call, toolFormat(call, &sc.work.Spec), onText)
+	if v == nil {
+		return made, nil
 	}
-	if common < len(sc.tokens) {
-		return &workflows.RewrittenError{AtTokens: common, SessionTokens: len(sc.tokens)}
+	v.hush()
+	said, err := v.message(ctx, turn.Turn, ids, turn.FinishReason == engine.FinishStop.String() && len(ids) > 0)
+	if err != nil {
+		return workflows.HarnessTurn{}, &workflows.CallFailedError{Problem: err.Error()}
 	}
-	sc.tokens = append(sc.tokens, call.Context[common:]...)
-	return nil
+	said.put(&made)
+	return made, nil
 }
 
 // roomFor applies the call's sampling, and refuses it where a limit leaves no room.

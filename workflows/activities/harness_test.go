@@ -66,9 +66,11 @@ func TestHarnessTurnsGoOnAndARepeatedRequestGivesItsTurn(t *testing.T) {
 	}
 }
 
-func TestHarnessCallThatDoesNotGoOnIsRefusedAndLosesNothing(t *testing.T) {
+func TestHarnessCallThatDoesNotGoOnLosesNothingWhereItIsRefused(t *testing.T) {
 	f := newFixture(t)
-	id := f.session(harnessed(4))
+	spec := harnessed(4)
+	spec.Environment.Rewrites = task.RewritesRefuse
+	id := f.session(spec)
 	a := f.worker(newEngines(t), &placements{}, testCheckpointTokens)
 	f.call(a, id, workflows.HarnessCall{RequestID: "a"})
 	before, err := f.Context(t.Context(), id)
