@@ -13,6 +13,7 @@ import subprocess
 import sys
 import types
 import unittest
+import urllib.request
 from pathlib import Path
 from typing import Any, Dict, List
 from unittest import mock
@@ -326,6 +327,92 @@ class VerlServerManagerTest(ExampleCase):
         self.assertIn("the tool is gone", samples["broken-1"].problem)
         place = {one.consumer: one for one in run.consumers()}["verl"]
         self.assertEqual(place.acknowledged_seq, 3)
+
+
+class NeMoGymTest(ExampleCase):
+    TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"where": {"type": "string"}}}}}]
+
+    def test_rollouts_are_sessions(self) -> None:
+        class Body:
+            def __init__(self, messages: List[Dict[str, Any]], tools: Any) -> None:
+                self.members: Dict[str, Any] = {"messages": messages, "tools": tools, "max_completion_tokens": 8, "metadata": {}}
+
+            def model_dump(self, exclude_unset: bool = False) -> Dict[str, Any]:
+                return dict(self.members)
+
+        class NeMoGymAsyncOpenAI:
+            def __init__(self, base_url: str, api_key: str) -> None:
+                self.base_url, self.api_key = base_url, api_key
+
+            async def create_chat_completion(self, **body: Any) -> Any:
+                headers = {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"}
+                request = urllib.request.Request(f"{self.base_url}/chat/completions", json.dumps(body).encode(), headers)
+
+                def send() -> Any:
+                    with urllib.request.urlopen(request, timeout=60) as answer:
+                        return json.load(answer)
+
+                return await asyncio.get_running_loop().run_in_executor(None, send)
+
+        @dataclasses.dataclass
+        class VLLMModelConfig:
+            base_url: List[str]
+            api_key: str
+            model: str = "policy"
+            return_token_id_information: bool = False
+
+        class VLLMModel:
+            def __init__(self, config: Any) -> None:
+                self.config = config
+                self.model_post_init(None)
+
+            def model_post_init(self, context: Any) -> None:
+                pass
+
+            def _resolve_client(self, request: Any) -> Any:
+                raise NotImplementedError
+
+            async def chat_completions(self, request: Any, body: Body) -> Any:
+                members = {**body.model_dump(exclude_unset=True), "model": self.config.model}
+                choice = (await self._resolve_client(request).create_chat_completion(**members))["choices"][0]
+                message = types.SimpleNamespace(content=choice["message"]["content"], tool_calls=choice["message"].get("tool_calls"))
+                return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
+
+        with stub_modules(
+            nemo_gym__openai_utils={"NeMoGymAsyncOpenAI": NeMoGymAsyncOpenAI}, nemo_gym__server_utils={"SESSION_ID_KEY": "session_id"},
+            responses_api_models__vllm_model__app={"VLLMModel": VLLMModel, "VLLMModelConfig": VLLMModelConfig},
+        ):
+            module = load("nemo_gym_model")
+            module.HoldfastModelConfig = dataclasses.dataclass(module.HoldfastModelConfig)
+
+        def config(**given: Any) -> Any:
+            return module.HoldfastModelConfig([service.shared().url], service.TOKENS["trainer"], holdfast_run=self.name, **given)
+
+        def ask(rollout: str, *more: Dict[str, Any]) -> "tuple[Any, Body]":
+            return types.SimpleNamespace(session={"session_id": rollout}), Body([{"role": "user", "content": "What is in the box?"}, *more], self.TOOLS)
+
+        async def rollouts() -> None:
+            users = module.HoldfastModel(config(ends_without_tool_calls=False, rollout_idle_seconds=1.0))
+            first = await users.chat_completions(*ask("users"))
+            said = {"role": "assistant", "content": first.choices[0].message.content}
+            await users.chat_completions(*ask("users", said, {"role": "user", "content": "And below it?"}))
+            simple = module.HoldfastModel(config())
+            await asyncio.gather(*(simple.chat_completions(*ask(f"simple-{i}")) for i in range(3)))
+            await simple.chat_completions(*ask("simple-0"))
+            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=20)) as client:
+                ended = (await client.run(self.name)).samples(consumer="", timeout=60, encoding="none")
+                for _ in range(5):
+                    await ended.__anext__()
+            for model in (users, simple):
+                await model._run.client.close()
+
+        asyncio.run(rollouts())
+        samples = {one.task_id: one for one in self.client.run(self.name).samples(consumer="", timeout=0)}
+        self.assertEqual({name: one.usage.turns for name, one in samples.items()}, {"users-0": 2, "simple-0-0": 1, "simple-1-0": 1, "simple-2-0": 1, "simple-0-1": 1})
+        for one in samples.values():
+            self.assertEqual((one.status, sum(one.loss_mask)), ("completed", one.usage.output_tokens), one.problem)
+        with self.assertRaisesRegex(ValueError, "ids of the prompt"):
+            module.HoldfastModel(config(return_token_id_information=True))
 
 
 if __name__ == "__main__":
