@@ -19,9 +19,14 @@ type script struct {
 	turn     func(TurnRef) (TurnReply, error)
 	score    func() (ScoreReply, error)
 	outside  func() (OutsideReply, error)
+	step     func(ctx context.Context, ref StepRef) (TurnReply, error)
+	release  func() error
 	admitted []int
 	turns    []int
-	ended    []Completion
+	steps    []int
+	// order is what happened around the environment, and when it was released.
+	order []string
+	ended []Completion
 }
 
 func (s *script) Admit(_ context.Context, ref TurnRef) (AdmitReply, error) {
@@ -34,7 +39,23 @@ func (s *script) Turn(_ context.Context, ref TurnRef) (TurnReply, error) {
 	return s.turn(ref)
 }
 
-func (s *script) Score(context.Context, string) (ScoreReply, error) { return s.score() }
+func (s *script) Score(context.Context, string) (ScoreReply, error) {
+	s.order = append(s.order, "score")
+	return s.score()
+}
+
+func (s *script) Step(ctx context.Context, ref StepRef) (TurnReply, error) {
+	s.steps = append(s.steps, ref.Step)
+	return s.step(ctx, ref)
+}
+
+func (s *script) Release(context.Context, string) error {
+	s.order = append(s.order, "release")
+	if s.release == nil {
+		return nil
+	}
+	return s.release()
+}
 
 func (s *script) Outside(context.Context, string) (OutsideReply, error) { return s.outside() }
 
@@ -52,6 +73,8 @@ func newEnvironment(t *testing.T, s *script) *testsuite.TestWorkflowEnvironment 
 	env.RegisterActivityWithOptions(s.Admit, activity.RegisterOptions{Name: AdmitActivity})
 	env.RegisterActivityWithOptions(s.Turn, activity.RegisterOptions{Name: TurnActivity})
 	env.RegisterActivityWithOptions(s.Score, activity.RegisterOptions{Name: ScoreActivity})
+	env.RegisterActivityWithOptions(s.Step, activity.RegisterOptions{Name: StepActivity})
+	env.RegisterActivityWithOptions(s.Release, activity.RegisterOptions{Name: ReleaseActivity})
 	env.RegisterActivityWithOptions(s.Outside, activity.RegisterOptions{Name: OutsideActivity})
 	env.RegisterActivityWithOptions(s.Complete, activity.RegisterOptions{Name: CompleteActivity})
 	return env

@@ -75,9 +75,11 @@ type doors struct {
 func (d *doors) handler() http.Handler {
 	mux := http.NewServeMux()
 	d.open = map[string]int{}
+	// On the unlucky way the door of member 1 is never there.
 	read := func(r *http.Request) (id, house string, calls int, err error) {
 		var body struct {
 			EpisodeID string `json:"episode_id"`
+			Member    int    `json:"member"`
 			Task      struct {
 				House string `json:"house"`
 			} `json:"task"`
@@ -86,6 +88,9 @@ func (d *doors) handler() http.Handler {
 			} `json:"action"`
 		}
 		err = json.NewDecoder(r.Body).Decode(&body)
+		if r.PathValue("way") == "unlucky" && body.Member == 1 {
+			err = errors.New("member 1 finds no door")
+		}
 		return body.EpisodeID, body.Task.House, len(body.Action.Calls), err
 	}
 	mux.HandleFunc("POST /{way}/reset", func(w http.ResponseWriter, r *http.Request) {
