@@ -27,6 +27,8 @@ class Task:
     """The trainer's own name, unique within the batch; empty means the service numbers it."""
     group_size: int = 1
     limits: Optional[Mapping[str, Any]] = None
+    deadline_seconds: float = 0.0
+    """So long after the release members that have not ended end as stale; 0 means never."""
     environment: Optional[Mapping[str, Any]] = None
     scorer: Optional[Mapping[str, Any]] = None
     metadata: Any = None
@@ -42,6 +44,8 @@ class Task:
             task["id"] = self.id
         if self.group_size != 1:
             task["group_size"] = self.group_size
+        if self.deadline_seconds:
+            task["deadline_seconds"] = self.deadline_seconds
         for name in ("limits", "environment", "scorer", "metadata"):
             value = getattr(self, name)
             if value is not None:
@@ -64,7 +68,13 @@ class Contract:
     group_policy: str = ""
     """What an unusable member does: partial (the service's default), refill or end."""
     stale_policy: str = ""
-    """What becomes of a session that new weights make older than the bound: finish (the service's default) or end."""
+    """What becomes of a session that new weights make older than the bound: finish (the service's default), end or restart."""
+    max_restarts: Optional[int] = None
+    """With restart: how often one session may be begun again; None means 2."""
+    freshness_budget_seconds: float = 0.0
+    """How long a sample may take from release to end; told, not enforced; 0 means none."""
+    class_freshness_budget_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Budgets of classes that have one of their own."""
     group_refills: Optional[int] = None
     """With refill: members released anew for one group; None means as many as its size."""
     spare_members: int = 0
@@ -75,16 +85,20 @@ class Contract:
     def to_json(self) -> Dict[str, Any]:
         """The contract in the interface's form."""
         contract: Dict[str, Any] = {
-            "classes": [{"class": name, "share": share} for name, share in self.shares.items()],
+            "classes": [self._class(name, share) for name, share in self.shares.items()],
             "max_concurrency": self.max_concurrency,
         }
-        for name in ("staleness_bound", "group_refills", "undelivered_limit"):
+        for name in ("staleness_bound", "group_refills", "undelivered_limit", "max_restarts"):
             if getattr(self, name) is not None:
                 contract[name] = getattr(self, name)
-        for name in ("group_policy", "stale_policy", "spare_members"):
+        for name in ("group_policy", "stale_policy", "spare_members", "freshness_budget_seconds"):
             if getattr(self, name):
                 contract[name] = getattr(self, name)
         return contract
+
+    def _class(self, name: str, share: float) -> Dict[str, Any]:
+        budget = self.class_freshness_budget_seconds.get(name)
+        return {"class": name, "share": share, **({"freshness_budget_seconds": budget} if budget else {})}
 
 
 AnyContract = Union[Contract, Mapping[str, Any]]

@@ -271,6 +271,23 @@ class RunTest(ServiceCase):
         self.assertEqual((len(page.events), page.next), (2, 2))
         self.assertEqual(self.client.call(_calls.turns(sample.id, -1, 2)).next, 1)
 
+    def test_deadlines_and_freshness(self) -> None:
+        contract = self.run_.put_contract(dataclasses.replace(
+            service.CONTRACT, freshness_budget_seconds=60, class_freshness_budget_seconds={"agent": 0.001}, stale_policy="restart", max_restarts=1))
+        budgets = {one.class_name: one.freshness_budget_seconds for one in contract.classes}
+        self.assertEqual((contract.freshness_budget_seconds, budgets, contract.stale_policy, contract.max_restarts), (60, {"agent": 0.001, "rlvr": 0}, "restart", 1))
+        # A harness that never asks for a turn: the deadline ends its session, not the idle limit.
+        late = holdfast.Task("agent", [1], {"max_tokens": 4}, deadline_seconds=1.0, environment={"kind": "external", "idle_seconds": 600})
+        self.run_.submit([late])
+        (session,) = self.run_.sessions()
+        assert session.deadline_at is not None and session.released_at is not None
+        self.assertAlmostEqual((session.deadline_at - session.released_at).total_seconds(), 1.0, delta=0.01)
+        sample = next(self.run_.samples(timeout=60))
+        self.assertEqual((sample.id, sample.status, sample.reward), (session.id, "stale", None))
+        backlog = self.run_.backlog()
+        self.assertEqual((backlog.total.stale, backlog.total.expired, backlog.total.over_bound, backlog.total.restarts), (1, 1, 0, 0))
+        self.assertEqual({one.class_name: one.freshness_budget_seconds for one in backlog.classes}, {"agent": 0.001, "rlvr": 60.0})
+
     def test_pace_export_and_audit(self) -> None:
         before = self.run_.pace(group_size=2)
         self.assertEqual((before.limited_by, before.group_size, {one.class_name for one in before.classes}), ("cold_start", 2, {"agent", "rlvr"}))

@@ -15,6 +15,8 @@ class ClassShare:
 
     class_name: str = class_field()
     share: float = 0.0
+    freshness_budget_seconds: float = 0.0
+    """The class's own; 0 means the contract's."""
 
 
 @dataclass
@@ -29,6 +31,10 @@ class ContractVersion:
     created_at: datetime
     staleness_bound: Optional[int] = None
     stale_policy: str = "finish"
+    max_restarts: Optional[int] = None
+    """With stale_policy restart; None means 2."""
+    freshness_budget_seconds: float = 0.0
+    """How long a sample may take from release to end; 0 means none."""
     group_refills: Optional[int] = None
     """None means as many as a group's size."""
     spare_members: int = 0
@@ -88,7 +94,22 @@ class ClassBacklog:
     """Groups whose members have all ended."""
     groups_without_signal: int = 0
     """Of these, those whose usable members, two or more, all have one and the same reward."""
+    over_bound: int = 0
+    """Completed and truncated samples that are older than the contract's staleness bound."""
+    restarts: int = 0
+    """How often sessions were begun again because new weights had made them too old."""
+    expired: int = 0
+    """Stale samples of groups whose deadline had passed."""
     oldest_hold_seconds: float = 0.0
+    oldest_queued_seconds: float = 0.0
+    oldest_outstanding_seconds: float = 0.0
+    """Age since its release of the oldest session that has not ended."""
+    live_token_seconds: float = 0.0
+    live_block_seconds: Optional[float] = None
+    """Block-time of sessions under way; None while no instance tells its block size."""
+    freshness_budget_seconds: Optional[float] = None
+    within_freshness_budget: Optional[bool] = None
+    """Whether oldest_outstanding_seconds is within it; None without a budget."""
     drain_seconds: Optional[float] = None
     """None while nothing has ended in the last ten minutes."""
     paused: str = ""
@@ -122,6 +143,10 @@ class ClassMixture:
     completed_share: float = 0.0
     consumed: int = 0
     consumed_share: float = 0.0
+    stale: int = 0
+    """Samples that ended as stale."""
+    over_bound: int = 0
+    """Of the completed ones, those older than the contract's staleness bound."""
 
 
 @dataclass
@@ -169,7 +194,19 @@ class ClassMetrics:
     prefix_hit: float = 0.0
     cold_prefill_tokens: int = 0
     token_seconds: float = 0.0
+    block_seconds: Optional[float] = None
+    """Block-time: token_seconds in KV blocks; None while no instance tells its block size."""
     residency_seconds: float = 0.0
+    tokens_generated: int = 0
+    tokens_regenerated: int = 0
+    resumes: int = 0
+    stale: int = 0
+    over_bound: int = 0
+    freshness_budget_seconds: Optional[float] = None
+    over_freshness_budget: int = 0
+    """Completed and truncated samples that took longer than their class's budget."""
+    within_freshness_budget: Optional[bool] = None
+    """Whether latency_p95_seconds is within it; None without a budget."""
 
 
 @dataclass

@@ -40,6 +40,10 @@ class SessionInfo:
     queue_reason: str = ""
     """Why a queued session is not started."""
     holds: int = 0
+    restarts: int = 0
+    """How often it was begun again because new weights had made it too old."""
+    deadline_at: Optional[datetime] = None
+    """When its group's deadline passes; None for none."""
     cancel_requested: bool = False
     cancel_reason: str = ""
     usage: Usage = field(default_factory=Usage)
