@@ -182,6 +182,12 @@ func badOthers() []badInput {
 		{name: "export of an unknown run", method: "GET", path: "/api/v1/runs/" + nobody + "/export", status: 404, kind: "not-found", says: nobody},
 		{name: "export after an unknown cursor", method: "GET", path: "/api/v1/runs/RUN/export?after=AAAA", status: 422, kind: "unknown-cursor", location: "query.after"},
 		{name: "audit of an unknown session", method: "GET", path: "/api/v1/sessions/" + nobody + "/audit", status: 404, kind: "not-found", says: nobody},
+		{name: "column of another length", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int16","shape":[2],"data":"AAA="}]}`, status: 422, kind: "invalid-request", location: "body.columns[0].data", says: "the 4 bytes of [2] int16, is 2"},
+		{name: "column of an unknown type", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int4","shape":[1],"data":"AA=="}]}`, status: 422, kind: "invalid-request", location: "body.columns[0].dtype", says: "int4"},
+		{name: "column twice", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="},{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 422, kind: "invalid-request", location: "body.columns[1].name"},
+		{name: "no columns", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[]}`, status: 422, kind: "invalid-request", location: "body.columns"},
+		{name: "columns of a sample that is made", method: "POST", path: "/api/v1/sessions/ENDED/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 409, kind: "conflict", says: "before it ends"},
+		{name: "columns of an unknown session", method: "POST", path: "/api/v1/sessions/" + nobody + "/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 404, kind: "not-found"},
 		{name: "removal of an unknown consumer", method: "DELETE", path: "/api/v1/runs/RUN/consumers/stranger", status: 404, kind: "not-found", says: "stranger"},
 		{name: "unknown status", method: "GET", path: "/api/v1/runs/RUN/samples?status=completed,done", status: 422, kind: "invalid-request", location: "query.status[1]"},
 		{name: "unknown encoding", method: "GET", path: "/api/v1/runs/RUN/samples?encoding=cbor", status: 422, kind: "invalid-request", location: "query.encoding"},
@@ -245,7 +251,11 @@ func TestBadInput(t *testing.T) {
 		cases = append(cases, bad)
 	}
 	cases = append(cases, badOthers()...)
-	place := strings.NewReplacer("RUN", run.ID.String(), "CURSOR", beyond.Next)
+	live := s.submit(run.ID, "under way", 1)[0].ID.String()
+	if _, err := s.store.DispatchQueued(t.Context(), run.ID, 100); err != nil {
+		t.Fatal(err)
+	}
+	place := strings.NewReplacer("RUN", run.ID.String(), "CURSOR", beyond.Next, "LIVE", live, "ENDED", sessions[0].ID.String())
 	rows := s.counting()
 	before := rows()
 	for _, bad := range cases {

@@ -72,6 +72,10 @@ func (s *service) delivered() (wire.Run, []wire.Session) {
 	if _, err := s.store.DispatchQueued(s.t.Context(), run.ID, 10); err != nil {
 		s.t.Fatal(err)
 	}
+	columns := []wire.Column{{Name: "routed_experts", DType: "uint8", Shape: []int64{3, 2}, Data: []byte{1, 2, 3, 4, 5, 6}}, {Name: "value", DType: "float32", Data: []byte{0, 0, 128, 63}}}
+	if err := s.client.PutColumns(s.t.Context(), sessions[1].ID, columns); err != nil {
+		s.t.Fatal(err)
+	}
 	s.history(&sessions[0], epoch, false)
 	s.history(&sessions[1], epoch, true)
 	if _, _, err := s.store.EndSession(s.t.Context(), store.Ending{SessionID: sessions[2].ID, Status: router.Failed, Problem: "no engine"}); err != nil {
@@ -94,7 +98,7 @@ func TestExport(t *testing.T) {
 		t.Fatal(err)
 	}
 	page, err := s.client.Samples(ctx, run.ID, client.SamplesQuery{Encoding: "json"})
-	if err != nil || len(page.Samples) != 3 || len(page.Samples[1].Sequences) != 2 {
+	if err != nil || len(page.Samples) != 3 || len(page.Samples[1].Sequences) != 2 || len(page.Samples[1].Columns) != 2 || page.Samples[1].Columns[0].Shape[1] != 2 {
 		t.Fatalf("%+v, %v", page, err)
 	}
 
@@ -132,6 +136,9 @@ func TestExport(t *testing.T) {
 		}
 	}
 	rewritten := rows[0]
+	if len(rewritten.Columns) != 2 || !reflect.DeepEqual(rewritten.Columns[0].Data, []byte{1, 2, 3, 4, 5, 6}) {
+		t.Errorf("columns of the row: %+v", rewritten.Columns)
+	}
 	if len(rewritten.Earlier) != 1 || !reflect.DeepEqual(rewritten.Earlier[0].TokenIDs, []int32{5, 6, 7, 8, 9}) || !reflect.DeepEqual(rewritten.LossMask, []int32{0, 0, 0, 1}) ||
 		!reflect.DeepEqual(rewritten.Logprobs, []float32{0, 0, 0, -2}) || rewritten.Segments[len(rewritten.Segments)-1].PolicyVersion != 1 || *rewritten.Reward != 0.75 || *rewritten.ScoreDetail != `{"why":"right"}` {
 		t.Errorf("the row of a rewritten history: %+v", rewritten)

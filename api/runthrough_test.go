@@ -74,6 +74,9 @@ func TestTrainersLoop(t *testing.T) {
 	sessions := append(page.Sessions, rest.Sessions...)
 	s.finish(&sessions[0], router.Completed)
 	s.finish(&sessions[1], router.Failed)
+	if err := s.client.PutColumns(ctx, sessions[2].ID, []wire.Column{{Name: "values", DType: "uint8", Shape: []int64{2}, Data: []byte{1, 2}}}); err != nil {
+		t.Error(err)
+	}
 	if ended, err := s.client.CancelSession(ctx, sessions[2].ID, "no longer wanted"); err != nil || ended.ID != sessions[2].ID {
 		t.Errorf("%+v, %v", ended, err)
 	}

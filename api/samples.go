@@ -241,6 +241,7 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		ReleasedAt: sample.ReleasedAt.UTC(), FirstAdmittedAt: utc(sample.FirstAdmittedAt), EndedAt: sample.EndedAt.UTC(),
 	}
 	if sample.Tokens != nil {
+		w.Columns = wireColumns(sample.Columns)
 		putTokens(&w, sample.Tokens, encoding)
 	}
 	return w

@@ -79,6 +79,7 @@ func New(config Config) (*Server, error) {
 	s.registerExport()
 	s.registerSessions()
 	s.registerAudit()
+	s.registerColumns()
 	s.registerPools()
 	s.registerWeights()
 	s.registerTurns()

@@ -280,6 +280,9 @@ func (s *Store) dropTranscripts(ctx context.Context, tx pgx.Tx, runID uuid.UUID,
 	}
 	done := Pruned{Samples: int64(len(due)), Rows: map[string]int64{}}
 	ids := sessionsOf(due)
+	if err := s.deleteBlobs(ctx, tx, ids); err != nil {
+		return Pruned{}, err
+	}
 	batch := &pgx.Batch{}
 	done.queue(batch, "segments", deleteSegmentsSQL, ids)
 	done.queue(batch, "sample_columns", deleteColumnsSQL, ids)

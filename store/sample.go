@@ -51,6 +51,9 @@ type Sample struct {
 	ReleasedAt      time.Time
 	FirstAdmittedAt *time.Time
 	EndedAt         time.Time
+	// ColumnBytes is the size of the further columns, which are there if tokens are.
+	ColumnBytes int64
+	Columns     []Column
 	// Tokens is nil unless asked for.
 	Tokens *SampleTokens
 }
@@ -71,7 +74,7 @@ type SampleQuery struct {
 	BatchID *uuid.UUID
 	// Limit is at most 1,000; 0 means 100.
 	Limit int
-	// MaxBytes bounds the packed size of the page's tokens (9 bytes a token) if
+	// MaxBytes bounds the packed size of the page's tokens (9 bytes a token) and columns if
 	// they are asked for; a page holds at least one sample. 0 means 64 MiB.
 	MaxBytes int64
 	// Statuses to return; empty means all.
@@ -105,7 +108,8 @@ select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.me
        s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version), m.staleness,
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, m.tokens, s.token_seconds,
        s.rewrites, s.earlier_tokens, s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
-       s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at
+       s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at,
+       (select coalesce(sum(c.size_bytes), 0)::bigint from sample_columns c where c.session_id = m.session_id)
 from samples m join sessions s using (session_id) join tasks t using (task_id) left join groups g on g.group_id = s.task_id`
 
 	selectSampleOfSQL = sampleColumns + ` where m.session_id = $1`
@@ -162,6 +166,9 @@ func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, err
 			page, last, err = readGroupPage(ctx, tx, query, place.after, place.end)
 		} else {
 			page, last, err = readSamplePage(ctx, tx, query, place.after, place.end)
+		}
+		if err == nil && query.WithTokens {
+			err = s.loadColumns(ctx, tx, page.Samples)
 		}
 		return err
 	})
@@ -234,6 +241,7 @@ func pageFit(samples []Sample, limit int, query SampleQuery) int {
 		}
 		if query.WithTokens {
 			bytes += (samples[i].Usage.ContextTokens + samples[i].Usage.EarlierTokens) * packedTokenBytes
+			bytes += samples[i].ColumnBytes
 		}
 		if i > 0 && bytes > maxBytes {
 			return i
@@ -251,7 +259,7 @@ func scanSample(row pgx.CollectableRow) (Sample, error) {
 		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
 		&x.Usage.Rewrites, &x.Usage.EarlierTokens, &x.Usage.Resumes, &x.Usage.TokensRegenerated,
 		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,
-		&x.Instances, &x.Metadata, &x.ReleasedAt, &x.FirstAdmittedAt, &x.EndedAt)
+		&x.Instances, &x.Metadata, &x.ReleasedAt, &x.FirstAdmittedAt, &x.EndedAt, &x.ColumnBytes)
 	if err != nil {
 		return Sample{}, err
 	}
@@ -277,6 +285,9 @@ func (s *Store) SampleOf(ctx context.Context, sessionID uuid.UUID) (Sample, erro
 			return err
 		}
 		if err := tokensMustExist(ctx, tx, &samples[0]); err != nil {
+			return err
+		}
+		if err := s.loadColumns(ctx, tx, samples); err != nil {
 			return err
 		}
 		return loadTokens(ctx, tx, samples)

@@ -30,6 +30,8 @@ type Config struct {
 	URL string
 	// MaxConnections bounds the pool; 0 means 16.
 	MaxConnections int
+	// Blobs keeps the bytes of samples' columns; nil means Postgres.
+	Blobs Blobs
 	// Logger receives what no caller is told, such as a lost LISTEN connection;
 	// nil means slog.Default.
 	Logger *slog.Logger
@@ -42,8 +44,9 @@ const (
 
 // Store is safe for concurrent use.
 type Store struct {
-	pool *pgxpool.Pool
-	log  *slog.Logger
+	pool  *pgxpool.Pool
+	blobs Blobs
+	log   *slog.Logger
 }
 
 // Open connects to the database and checks that it answers.
@@ -67,7 +70,7 @@ func Open(ctx context.Context, config Config) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("opening the database pool: %w", err)
 	}
-	s := &Store{pool: pool, log: config.Logger}
+	s := &Store{pool: pool, blobs: config.Blobs, log: config.Logger}
 	if err := s.Ping(ctx); err != nil {
 		pool.Close()
 		return nil, err

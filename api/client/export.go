@@ -42,3 +42,11 @@ func (c *Client) RemoveConsumer(ctx context.Context, run uuid.UUID, consumer str
 func (c *Client) Audit(ctx context.Context, session uuid.UUID) (wire.Audit, error) {
 	return do[wire.Audit](ctx, c, c.get("sessions", session.String(), "audit"))
 }
+
+// PutColumns adds further arrays to the sample that a session is to become.
+func (c *Client) PutColumns(ctx context.Context, session uuid.UUID, columns []wire.Column) error {
+	_, err := do[struct{}](ctx, c, call{
+		method: http.MethodPost, path: []string{"sessions", session.String(), "columns"}, body: jsonBody(wire.NewColumns{Columns: columns}), repeatable: true,
+	})
+	return err
+}

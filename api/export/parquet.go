@@ -44,6 +44,15 @@ type Row struct {
 	EndedAt          time.Time  `parquet:"ended_at,timestamp(microsecond)"`
 	Sequence
 	Earlier []Sequence `parquet:"earlier,list"`
+	Columns []Column   `parquet:"columns,list"`
+}
+
+// Column is a further array: little-endian, in row-major order.
+type Column struct {
+	Name  string  `parquet:"name,dict"`
+	DType string  `parquet:"dtype,dict"`
+	Shape []int64 `parquet:"shape,list"`
+	Data  []byte  `parquet:"data"`
 }
 
 // Sequence are the tokens of one stretch of history. Arrays are of equal length, but
@@ -92,14 +101,17 @@ type Times struct {
 
 // A row group is held in memory until it is written.
 const (
-	groupTokens = 2 << 20
-	groupRows   = 4_096
+	groupBytes = 24 << 20
+	groupRows  = 4_096
+	// tokenBytes are an id, a mask and a log-probability.
+	tokenBytes = 4 + 4 + 4
 )
 
 // table writes Parquet.
 type table struct {
-	out          *parquet.GenericWriter[Row]
-	tokens, rows int
+	out *parquet.GenericWriter[Row]
+	// bytes and rows of the row group.
+	bytes, rows int
 }
 
 func newTable(w io.Writer) *table {
@@ -115,14 +127,17 @@ func (t *table) Write(sample *wire.Sample) error {
 		return fmt.Errorf("writing sample %s: %w", sample.ID, err)
 	}
 	t.rows++
-	t.tokens += len(row.TokenIDs)
+	t.bytes += tokenBytes * len(row.TokenIDs)
 	for i := range row.Earlier {
-		t.tokens += len(row.Earlier[i].TokenIDs)
+		t.bytes += tokenBytes * len(row.Earlier[i].TokenIDs)
 	}
-	if t.rows < groupRows && t.tokens < groupTokens {
+	for i := range row.Columns {
+		t.bytes += len(row.Columns[i].Data)
+	}
+	if t.rows < groupRows && t.bytes < groupBytes {
 		return nil
 	}
-	t.rows, t.tokens = 0, 0
+	t.rows, t.bytes = 0, 0
 	if err := t.out.Flush(); err != nil {
 		return fmt.Errorf("writing a row group: %w", err)
 	}
@@ -151,6 +166,9 @@ func RowOf(s *wire.Sample) (Row, error) {
 		},
 		Times: Times(s.Times), Instances: s.Instances, Metadata: document(s.Metadata),
 		ReleasedAt: s.ReleasedAt, FirstAdmittedAt: s.FirstAdmittedAt, EndedAt: s.EndedAt,
+	}
+	for _, c := range s.Columns {
+		row.Columns = append(row.Columns, Column(c))
 	}
 	sequences := s.AllSequences()
 	for i := range sequences {

@@ -81,6 +81,7 @@ type Sample struct {
 	FirstAdmittedAt  *time.Time      `json:"first_admitted_at,omitzero"`
 	EndedAt          time.Time       `json:"ended_at"`
 	Segments         []Segment       `json:"segments,omitzero" nullable:"false"`
+	Columns          []Column        `json:"columns,omitzero" nullable:"false" doc:"Further arrays that were given with the sample, unless encoding=none."`
 	Tokens           *Tokens         `json:"tokens,omitzero" doc:"With encoding=json."`
 	Packed           *PackedTokens   `json:"packed,omitzero" doc:"With encoding=packed."`
 	Sequences        []Sequence      `json:"sequences,omitzero" nullable:"false" doc:"Of a session whose harness rewrote its history (usage.rewrites), oldest first, two or more: then segments, tokens and packed stand in them and not in the sample."`

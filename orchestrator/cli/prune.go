@@ -35,7 +35,7 @@ every consumer acknowledged long enough ago, and the events and turns of their s
 		if err != nil {
 			return badInput(err)
 		}
-		db, err := store.Open(cmd.Context(), store.Config{URL: cfg.Database.URL, MaxConnections: cfg.Database.MaxConnections, Logger: log})
+		db, err := openStore(cmd.Context(), &cfg.Database, log)
 		if err != nil {
 			return err
 		}

@@ -40,7 +40,7 @@ type stack struct {
 
 // newStack connects and wires; nothing runs until run is called.
 func newStack(ctx context.Context, cfg config.Config, log *slog.Logger) (*stack, error) {
-	db, err := store.Open(ctx, store.Config{URL: cfg.Database.URL, MaxConnections: cfg.Database.MaxConnections, Logger: log})
+	db, err := openStore(ctx, &cfg.Database, log)
 	if err != nil {
 		return nil, err
 	}
@@ -50,6 +50,19 @@ func newStack(ctx context.Context, cfg config.Config, log *slog.Logger) (*stack,
 		return nil, err
 	}
 	return s, nil
+}
+
+// openStore connects to the database, and to the directory of columns if there is one.
+func openStore(ctx context.Context, cfg *config.Database, log *slog.Logger) (*store.Store, error) {
+	open := store.Config{URL: cfg.URL, MaxConnections: cfg.MaxConnections, Logger: log}
+	if cfg.ColumnsDir != "" {
+		blobs, err := store.NewDirBlobs(cfg.ColumnsDir)
+		if err != nil {
+			return nil, fmt.Errorf("database.columns_dir: %w", err)
+		}
+		open.Blobs = blobs
+	}
+	return store.Open(ctx, open)
 }
 
 func (s *stack) wire(ctx context.Context, cfg config.Config) error {

@@ -47,6 +47,9 @@ type Database struct {
 	URL string `koanf:"url"`
 	// MaxConnections bounds the connection pool of this process.
 	MaxConnections int `koanf:"max_connections"`
+	// ColumnsDir is a directory, shared by all replicas, for the further columns of
+	// samples; empty keeps them in Postgres.
+	ColumnsDir string `koanf:"columns_dir"`
 }
 
 // Temporal says where the Temporal frontend is.

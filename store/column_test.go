@@ -1,0 +1,152 @@
+package store_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/uuid"
+
+	"holdfast/router"
+	"holdfast/store"
+)
+
+// experts is a small column as an engine with two layers of experts would give it.
+func experts(data ...byte) store.Column {
+	return store.Column{Name: "routed_experts", DType: "uint8", Shape: []int64{int64(len(data)) / 2, 2}, Data: data}
+}
+
+// withBlobs is the fixture's database through a store that keeps columns in a directory.
+func (f *fixture) withBlobs() (*store.Store, string) {
+	f.t.Helper()
+	dir := f.t.TempDir()
+	blobs, err := store.NewDirBlobs(dir)
+	must(f.t, err)
+	s, err := store.Open(f.t.Context(), store.Config{URL: f.url, MaxConnections: 4, Blobs: blobs})
+	must(f.t, err)
+	f.t.Cleanup(s.Close)
+	return s, dir
+}
+
+func files(t *testing.T, dir string) (names []string) {
+	t.Helper()
+	must(t, filepath.WalkDir(dir, func(path string, entry os.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			names = append(names, path)
+		}
+		return err
+	}))
+	return names
+}
+
+// TestColumns: given before the end, replaced by name, delivered with the tokens and in
+// their order, and pruned with them, wherever the bytes are kept.
+func TestColumns(t *testing.T) {
+	for _, outside := range []bool{false, true} {
+		f := newFixture(t, 10)
+		s, dir := f.Store, ""
+		if outside {
+			s, dir = f.withBlobs()
+		}
+		f.submit("one", prompted("agent", 1))
+		id := f.dispatch()[0]
+		values := store.Column{Name: "values", DType: "float32", Shape: []int64{2}, Data: []byte{0, 0, 128, 63, 0, 0, 0, 64}}
+		must(t, s.PutColumns(t.Context(), id, []store.Column{experts(1, 2, 3, 4), values}))
+		must(t, s.PutColumns(t.Context(), id, []store.Column{experts(5, 6)}))
+		f.end(id, router.Completed)
+		if err := s.PutColumns(t.Context(), id, []store.Column{values}); !errors.Is(err, store.ErrSessionEnded) {
+			t.Errorf("after the end: %v", err)
+		}
+		page, err := s.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, Consumer: "trainer", WithTokens: true})
+		must(t, err)
+		if want := []store.Column{experts(5, 6), values}; !reflect.DeepEqual(page.Samples[0].Columns, want) {
+			t.Errorf("outside %v: delivered %+v", outside, page.Samples[0].Columns)
+		}
+		if outside && len(files(t, dir)) != 2 {
+			t.Errorf("the directory holds %v", files(t, dir))
+		}
+		if bare := f.samples(store.SampleQuery{}); bare.Samples[0].Columns != nil || bare.Samples[0].ColumnBytes != 10 {
+			t.Errorf("without tokens: %+v", bare.Samples[0])
+		}
+		_, err = s.Ack(t.Context(), f.run.ID, "trainer", page.Next)
+		must(t, err)
+		done, err := s.Prune(t.Context(), f.run.ID, atOnce, 10)
+		must(t, err)
+		if done.Rows["sample_columns"] != 2 || outside && len(files(t, dir)) != 0 {
+			t.Errorf("outside %v: pruned %+v, left %v", outside, done, files(t, dir))
+		}
+	}
+}
+
+// TestDamagedColumnIsNotDelivered: neither bytes that changed, nor a file that is gone,
+// nor a row that says other than its bytes.
+func TestDamagedColumnIsNotDelivered(t *testing.T) {
+	f := newFixture(t, 10)
+	f.submit("one", repeat("agent", 3)...)
+	ids := f.dispatch()
+	s, dir := f.withBlobs()
+	must(t, f.PutColumns(t.Context(), ids[0], []store.Column{experts(1, 2)}))
+	must(t, f.PutColumns(t.Context(), ids[1], []store.Column{experts(1, 2)}))
+	must(t, s.PutColumns(t.Context(), ids[2], []store.Column{experts(1, 2)}))
+	for _, id := range ids {
+		f.end(id, router.Completed)
+	}
+	f.exec(`update sample_columns set data = '\x0103' where session_id = '` + ids[0].String() + `'`)
+	f.exec(`update sample_columns set shape = '{3}' where session_id = '` + ids[1].String() + `'`)
+	for _, id := range ids[:2] {
+		if _, err := f.SampleOf(t.Context(), id); err == nil {
+			t.Errorf("the damaged sample %s was delivered", id)
+		}
+	}
+	if _, err := f.SampleOf(t.Context(), ids[2]); err == nil {
+		t.Error("a column that is elsewhere was delivered without its place")
+	}
+	if _, err := s.SampleOf(t.Context(), ids[2]); err != nil {
+		t.Error(err)
+	}
+	must(t, os.Remove(files(t, dir)[0]))
+	if _, err := s.SampleOf(t.Context(), ids[2]); err == nil {
+		t.Error("a column whose file is gone was delivered")
+	}
+}
+
+func TestColumnsThatAreRefused(t *testing.T) {
+	f := newFixture(t, 10)
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	must(t, f.PutColumns(t.Context(), id, []store.Column{experts(1, 2)}))
+	named := func(name string) store.Column { c := experts(1, 2); c.Name = name; return c }
+	many := slices.Collect(func(yield func(store.Column) bool) {
+		for i := range store.MaxColumns {
+			if !yield(named(strings.Repeat("x", i+1))) {
+				return
+			}
+		}
+	})
+	for path, columns := range map[string][]store.Column{
+		"columns[0].name":     {named("a b")},
+		"columns[1].name":     {named("a"), named("a")},
+		"columns[0].dtype":    {{Name: "a", DType: "int4", Shape: []int64{1}, Data: []byte{1}}},
+		"columns[0].shape":    {{Name: "a", DType: "int8", Shape: []int64{1 << 13, 1 << 13}, Data: []byte{1}}},
+		"columns[0].shape[1]": {{Name: "a", DType: "int8", Shape: []int64{1, 0}}},
+		"columns[0].data":     {{Name: "a", DType: "int16", Shape: []int64{1}, Data: []byte{1}}},
+		"columns":             many,
+	} {
+		var field *store.FieldError
+		if err := f.PutColumns(t.Context(), id, columns); !errors.As(err, &field) || field.Path != path {
+			t.Errorf("want a problem of %s, got %v", path, err)
+		}
+	}
+	half := store.Column{Name: "half", DType: "uint8", Shape: []int64{store.MaxColumnsBytes}, Data: make([]byte, store.MaxColumnsBytes)}
+	var field *store.FieldError
+	if err := f.PutColumns(t.Context(), id, []store.Column{half}); !errors.As(err, &field) || field.Path != "columns" {
+		t.Errorf("too many bytes with what is there: %v", err)
+	}
+	if err := f.PutColumns(t.Context(), uuid.New(), []store.Column{experts(1, 2)}); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("of an unknown session: %v", err)
+	}
+}
