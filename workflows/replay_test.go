@@ -12,7 +12,7 @@ import (
 // of the workflow's code that would break sessions under way fails here. They are
 // recorded anew, after a deliberate change only, with
 //
-//	go test ./orchestrator/cli -run 'Hold|FourHundred|CancelStops' -update
+//	go test ./orchestrator/cli -run 'Hold|FourHundred|CancelStops|EveryEnvironment' -update
 func TestRecordedHistoriesReplay(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*.json"))
 	if err != nil || len(files) < 3 {

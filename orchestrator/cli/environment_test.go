@@ -171,6 +171,7 @@ func TestSessionsOnEveryEnvironment(t *testing.T) {
 		r.checkCase(ctx, t, name, &c, &samples[name][0])
 	}
 	r.nothingLeft(t)
+	record(t, "environment", r.histories(ctx, t, samples["exec"][0].ID)[0])
 }
 
 // scriptFor keeps the lines of cases apart: two may wait for the same words.
