@@ -361,7 +361,7 @@ class RestartTest(unittest.TestCase):
 
 class HarnessTest(ServiceCase):
     def test_a_loop_of_the_trainers_own(self) -> None:
-        external = {"kind": "external"}
+        external = {"kind": "external", "rewrites": "refuse"}
         self.run_.submit([holdfast.Task("agent", [1, 2, 3], {"max_tokens": 6}, id=name, environment=external) for name in ("good", "bad")])
         sessions = {one.task_id: self.run_.session(one.id) for one in self.run_.sessions()}
         good, context = sessions["good"], [1, 2, 3]
@@ -395,6 +395,36 @@ class HarnessTest(ServiceCase):
             made = await client.session(session).generate("a")
             self.assertLessEqual(len(made.token_ids), 6)
             await client.session(session).complete("failed", problem="the container died")
+
+
+    def test_a_history_that_is_rewritten_becomes_a_sequence_of_its_own(self) -> None:
+        self.run_.submit([holdfast.Task("agent", [1, 2, 3], {"max_tokens": 5, "ignore_eos": True}, environment={"kind": "external"})])
+        (info,) = self.run_.sessions()
+        session = self.run_.session(info.id)
+        first = session.generate("turn-0")
+        context = [1, 2, 3, *first.token_ids]
+        second = session.generate("turn-1", token_ids=context[:5] + [70, 71])  # what was said is cut short and summed up
+        session.complete(reward=1.0)
+        sample = next(self.run_.samples(timeout=60))
+        self.assertEqual([list(one.token_ids) for one in sample.sequences], [context, context[:5] + [70, 71, *second.token_ids]])
+        self.assertEqual([list(one.loss_mask) for one in sample.sequences], [[0] * 3 + [1] * 5, [0] * 7 + [1] * 5])
+        self.assertEqual([(one.kept_tokens, one.prompt_count) for one in sample.sequences], [(0, 3), (5, 5)])
+        self.assertEqual((sample.usage.rewrites, sample.usage.earlier_tokens, sample.usage.output_tokens), (1, 8, 10))
+        with self.assertRaisesRegex(LookupError, "2 sequences"):
+            sample.token_ids
+
+    def test_an_openai_library_takes_the_sessions_base_url(self) -> None:
+        self.run_.submit([holdfast.Task("agent", {"messages": [{"role": "user", "content": "hello"}]}, {"max_tokens": 5}, environment={"kind": "external"})])
+        (info,) = self.run_.sessions()
+        body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
+        url = self.client.openai_base_url(info.id) + "/chat/completions"
+        headers = {"Authorization": "Bearer " + service.TOKENS["trainer"], "Content-Type": "application/json"}
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as answer:
+            said = json.load(answer)
+        self.assertEqual((said["object"], said["choices"][0]["message"]["role"]), ("chat.completion", "assistant"))
+        self.run_.session(info.id).complete()
+        sample = next(self.run_.samples(timeout=60))
+        self.assertEqual((sample.status, sum(sample.loss_mask)), ("completed", said["usage"]["completion_tokens"]))
 
 
 class WeightsTest(ServiceCase):
