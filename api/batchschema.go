@@ -88,11 +88,12 @@ var taskBounds = map[string]map[string]bound{
 		"turns":             {text: "Kind replay: one entry per model call, in order."},
 		"time_scale":        {text: "Kind replay: trace seconds per wall second; 0 or absent means 1.", least: float(0), most: float(task.MaxTimeScale)},
 		"reward":            {text: "Kind replay: the trajectory's recorded reward."},
+		"rewrites":          {text: "Kind external: what follows when the harness rewrites its history; absent means sequence.", enum: []any{string(task.RewritesSequence), string(task.RewritesRefuse)}},
 		"idle_seconds":      {text: "Kind external: after so long without a turn the session ends as failed; 0 or absent means 600.", least: float(0), most: float(task.MaxGapSeconds)},
 		"http":              {text: "Kind http: the environment server."},
 		"mcp":               {text: "Kind mcp: the tool server."},
 		"exec":              {text: "Kind exec: the program that is run for each step."},
-		"tool_format":       {text: "Kinds http, mcp and exec: how the model writes tool calls; absent means it writes none.", enum: []any{string(toolcall.OpenAI), string(toolcall.Hermes)}},
+		"tool_format":       {text: "How the model writes tool calls; absent means hermes for kind external, and that it writes none for http, mcp and exec.", enum: []any{string(toolcall.OpenAI), string(toolcall.Hermes)}},
 		"observation_bytes": {text: "Kinds http, mcp and exec: how much of each text is kept; 0 or absent means 16,384.", least: float(0), most: float(spec.MaxObservationBytes)},
 	},
 	"TaskHTTPServer": {

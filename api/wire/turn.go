@@ -6,7 +6,7 @@ import "encoding/json"
 type NewTurn struct {
 	RequestID string `json:"request_id" minLength:"1" maxLength:"128" doc:"Tells the call from others of its session: sent again, it gives the turn that it made."`
 	// One of the four, or none for a context that goes on unchanged.
-	TokenIDs       []int32 `json:"token_ids,omitzero" doc:"The whole context, which begins with all that the session has so far."`
+	TokenIDs       []int32 `json:"token_ids,omitzero" doc:"The whole context. One that does not begin with all that the session has so far rewrites it: the session goes on in a new sequence."`
 	AppendTokenIDs []int32 `json:"append_token_ids,omitzero" doc:"What follows the session's context."`
 	PackedIDs      []byte  `json:"packed_token_ids,omitzero" doc:"token_ids as base64 of little-endian int32."`
 	PackedAppend   []byte  `json:"packed_append_token_ids,omitzero" doc:"append_token_ids as base64 of little-endian int32."`

@@ -133,6 +133,13 @@ func TestValidateNamesTheFieldTheRangeAndTheValue(t *testing.T) {
 		{"idle for too long", func(s *Spec) {
 			s.Environment = &Environment{Kind: EnvironmentExternal, IdleSeconds: 86_401}
 		}, "tasks[3].environment.idle_seconds: must be from 0 to 86400, is 86401"},
+		{"rewrites of another kind", func(s *Spec) { s.Environment.Rewrites = RewritesRefuse }, "tasks[3].environment.rewrites: belongs to kind external, kind is replay"},
+		{"rewrites unknown", func(s *Spec) {
+			s.Environment = &Environment{Kind: EnvironmentExternal, Rewrites: "keep"}
+		}, `tasks[3].environment.rewrites: must be one of sequence, refuse, is "keep"`},
+		{"a harness's tool format unknown", func(s *Spec) {
+			s.Environment = &Environment{Kind: EnvironmentExternal, ToolFormat: "yaml"}
+		}, `tasks[3].environment.tool_format: must be one of openai, hermes, is "yaml"`},
 		{"idle in a replay", func(s *Spec) { s.Environment.IdleSeconds = 5 }, "tasks[3].environment.idle_seconds: belongs to kind external, kind is replay"},
 		{"a server for a replay", func(s *Spec) { s.Environment.HTTP = &spec.HTTPServer{URL: "http://a/b"} }, "tasks[3].environment.http: belongs to kind http, kind is replay"},
 		{"tool format of a replay", func(s *Spec) { s.Environment.ToolFormat = toolcall.Hermes }, "tasks[3].environment.tool_format: belongs to kind http, mcp, exec, external, kind is replay"},
