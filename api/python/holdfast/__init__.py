@@ -9,7 +9,7 @@ from . import errors
 from ._retry import RetryPolicy
 from .client import Client, Groups, Run, Samples, Session
 from .documents import (
-    USABLE, Admission, Audit, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, Consumer,
+    USABLE, Admission, Audit, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, Column, Consumer,
     ContractVersion, Delivery, Event, HarnessTurn, History, Hold, Instance, Metrics, Mixture, MixtureSpan, Pace, Policy,
     Pool, Release, RunInfo, Sample, SamplePage, Score, Segment, Sequence, SessionInfo, Times, Turn, Usage, WeightInstance,
     WeightUpdate,
@@ -28,7 +28,7 @@ from .version import VERSION as __version__
 
 __all__ = [
     "USABLE", "Admission", "Audit", "Backlog", "Batch", "BodyTimeoutError", "ClassBacklog", "ClassMetrics", "ClassMixture",
-    "ClassPace", "ClassShare", "Client", "ConflictError", "Consumer", "Contract", "ContractVersion", "Delivery",
+    "ClassPace", "ClassShare", "Client", "ConflictError", "Column", "Consumer", "Contract", "ContractVersion", "Delivery",
     "EngineDoesNotAnswerError", "ErrorDetail", "Event", "ForbiddenError", "Group", "Groups", "HarnessTurn", "History", "Hold",
     "HoldfastError", "IdempotencyKeyReusedError", "Instance", "InternalError", "InvalidJSONError", "InvalidRequestError",
     "LimitReachedError", "MethodNotAllowedError", "Metrics", "Mixture", "MixtureSpan", "NotFoundError", "NotOwnerError",

@@ -285,6 +285,12 @@ def generate(
     return Call("POST", ["sessions", session, "generate"], documents.turn_of, body=_json(asked), wait_seconds=_TURN_SECONDS)
 
 
+def put_columns(session: str, columns: Iterable[documents.Column]) -> Call[None]:
+    """Repeatable: a column that is there already is replaced by the same."""
+    body = _json({"columns": [column.to_json() for column in columns]})
+    return Call("POST", ["sessions", session, "columns"], _nothing, body=body, upload=True)
+
+
 def complete(session: str, status: str, reward: Optional[float], detail: Any, problem: str) -> Call[documents.SessionInfo]:
     end: Dict[str, Any] = {"status": status}
     given = {"reward": reward, "detail": detail, "problem": problem or None}

@@ -320,6 +320,10 @@ class AsyncSession:
         """Make one model call in a session whose loop runs here (environment kind ``external``)."""
         return await self._client.call(_calls.generate(self.id, request_id, token_ids, append_token_ids, sampling))
 
+    async def put_columns(self, *columns: documents.Column) -> None:
+        """Give further arrays for the sample, while the session is under way."""
+        await self._client.call(_calls.put_columns(self.id, columns))
+
     async def complete(
         self, status: str = "completed", *, reward: Optional[float] = None, detail: Any = None, problem: str = "",
     ) -> documents.SessionInfo:

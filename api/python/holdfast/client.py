@@ -387,6 +387,14 @@ class Session:
         """
         return self._client.call(_calls.generate(self.id, request_id, token_ids, append_token_ids, sampling))
 
+    def put_columns(self, *columns: documents.Column) -> None:
+        """Give further arrays for the sample, while the session is under way.
+
+        ``session.put_columns(holdfast.Column.of("experts", array))``; at most 16
+        and 32 MiB for a sample.
+        """
+        self._client.call(_calls.put_columns(self.id, columns))
+
     def complete(
         self, status: str = "completed", *, reward: Optional[float] = None, detail: Any = None, problem: str = "",
     ) -> documents.SessionInfo:

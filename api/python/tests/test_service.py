@@ -11,6 +11,7 @@ import time
 import typing
 import unittest
 import urllib.request
+from array import array
 from pathlib import Path
 from typing import Any, Dict, Iterator, List, Optional, Set
 
@@ -404,8 +405,15 @@ class HarnessTest(ServiceCase):
         first = session.generate("turn-0")
         context = [1, 2, 3, *first.token_ids]
         second = session.generate("turn-1", token_ids=context[:5] + [70, 71])  # what was said is cut short and summed up
+        experts = array("h", range(6))
+        session.put_columns(holdfast.Column.of("experts", experts), holdfast.Column("scale", "float32", [], "AACAPw=="))
+        with self.assertRaisesRegex(holdfast.InvalidRequestError, "columns"):
+            session.put_columns(holdfast.Column("short", "int32", [2], "AAAAAA=="))
         session.complete(reward=1.0)
         sample = next(self.run_.samples(timeout=60))
+        columns = {one.name: one for one in sample.columns}
+        self.assertEqual((columns["experts"].dtype, columns["experts"].shape, columns["experts"].to_bytes()), ("int16", [6], experts.tobytes()))
+        self.assertEqual((columns["scale"].shape, columns["scale"].to_bytes()), ([], b"\0\0\x80?"))
         self.assertEqual([list(one.token_ids) for one in sample.sequences], [context, context[:5] + [70, 71, *second.token_ids]])
         self.assertEqual([list(one.loss_mask) for one in sample.sequences], [[0] * 3 + [1] * 5, [0] * 7 + [1] * 5])
         self.assertEqual([(one.kept_tokens, one.prompt_count) for one in sample.sequences], [(0, 3), (5, 5)])

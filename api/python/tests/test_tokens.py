@@ -120,6 +120,29 @@ class TokensTest(unittest.TestCase):
         self.assertIsNone(sample_of({**BASE, "packed": packed_of([1], [1], None)}).numpy().logprobs)
 
 
+class ColumnsTest(unittest.TestCase):
+    def test_arrays_of_the_standard_library(self) -> None:
+        for code, dtype in (("b", "int8"), ("H", "uint16"), ("i", "int32"), ("q", "int64"), ("f", "float32"), ("d", "float64")):
+            column = holdfast.Column.of("c", array(code, [1, 2, 3]))
+            self.assertEqual((column.dtype, column.shape, len(column.to_bytes())), (dtype, [3], 3 * array(code).itemsize))
+        for wrong in ([1, 2], array("u", "ab")):
+            with self.assertRaises(TypeError):
+                holdfast.Column.of("c", wrong)
+        with self.assertRaises(holdfast.ProtocolError):
+            holdfast.Column("c", "int8", [1], "abc").to_bytes()
+
+    def test_arrays_of_numpy(self) -> None:
+        if importlib.util.find_spec("numpy") is None:
+            with self.assertRaises(ImportError):
+                holdfast.Column.of("c", array("f", [1.0])).numpy()
+            return
+        numpy: Any = importlib.import_module("numpy")
+        given = numpy.arange(6, dtype=">i4").reshape(2, 3).T
+        column = holdfast.Column.of("c", given)
+        self.assertEqual((column.dtype, column.shape), ("int32", [3, 2]))
+        self.assertEqual(column.numpy().tolist(), given.tolist())
+
+
 class TasksTest(unittest.TestCase):
     def body(self, *tasks: holdfast.tasks.AnyTask) -> Any:
         return json.loads(holdfast.tasks.batch_body(tasks, None))["tasks"]

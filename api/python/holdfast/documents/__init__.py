@@ -8,6 +8,7 @@ that Python keeps for itself. Times are in UTC.
 from __future__ import annotations
 
 from .audit import Admission, Audit, Hold, Release, Score
+from .columns import Column
 from .pools import Instance, Policy, Pool, WeightInstance, WeightUpdate
 from .runs import (
     Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, ContractVersion, Metrics, Mixture, MixtureSpan, Pace,
@@ -18,7 +19,7 @@ from .sessions import Delivery, Event, EventPage, HarnessTurn, History, SessionI
 
 __all__ = [
     "USABLE", "Admission", "Audit", "Backlog", "Batch", "ClassBacklog", "ClassMetrics", "ClassMixture", "ClassPace",
-    "ClassShare", "Consumer", "ContractVersion", "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Hold", "Instance",
+    "ClassShare", "Column", "Consumer", "ContractVersion", "Delivery", "Event", "EventPage", "HarnessTurn", "History", "Hold", "Instance",
     "Metrics", "Mixture", "MixtureSpan", "Pace", "Policy", "Pool", "Release", "RunInfo", "Sample", "SamplePage", "Score",
     "Segment", "Sequence", "SessionInfo", "SessionPage", "Times", "Turn", "TurnPage", "Usage", "WeightInstance", "WeightUpdate",
     "page_of", "sample_of", "turn_of",

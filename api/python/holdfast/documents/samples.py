@@ -9,6 +9,7 @@ from typing import Any, List, Optional
 from .. import _decode
 from ..tokens import FloatArray, IntArray, NumpyTokens, TokenArrays
 from ._fields import class_field
+from .columns import Column
 
 
 @dataclass
@@ -154,6 +155,8 @@ class Sample:
     metadata: Any = None
     segments: List[Segment] = field(default_factory=list)
     """Of the one sequence; empty if there are several."""
+    columns: List[Column] = field(default_factory=list)
+    """Further arrays that were given with the sample."""
     sequences: List[Sequence] = field(default_factory=list)
     """One, or more if the harness rewrote its history, oldest first; none if read without tokens."""
 
