@@ -67,7 +67,7 @@ func TestSessionFromReleaseToAcknowledgement(t *testing.T) {
 		}
 	}
 	want := []store.EventKind{store.EventReleased, store.EventDispatched, store.EventHeld, store.EventHeld, store.EventAdmitted,
-		store.EventTurn, store.EventTool, store.EventAdmitted, store.EventTurn, store.EventEnded}
+		store.EventTurn, store.EventTool, store.EventAdmitted, store.EventTurn, store.EventScored, store.EventEnded}
 	if !slices.Equal(kinds, want) {
 		t.Errorf("history %v, want %v", kinds, want)
 	}

@@ -448,6 +448,7 @@ func (m *model) check(t *rapid.T) {
 		}
 		want.Backlog = want.Queued + want.Pending + want.Held + want.Active
 		class.DrainSeconds, class.OldestHoldSeconds, class.GroupsEnded, class.GroupsWithoutSignal = nil, 0, 0, 0
+		class.OldestQueuedSeconds, class.OldestOutstandingSeconds, class.LiveTokenSeconds, class.LiveBlockSeconds = 0, 0, 0, nil
 		if class != want {
 			t.Fatalf("backlog %+v, want %+v", class, want)
 		}
