@@ -81,7 +81,7 @@ func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 		answer := newOpenAIAnswer(c, kind, asked)
 		made, err := s.harnessTurn(ctx, session, call, workflows.HarnessProgress{OnWait: func(string) {}, OnText: answer.onText()}, answer.keepAlive)
 		if err != nil {
-			answer.fail(s, turnProblem(err, session))
+			answer.fail(turnProblem(err, session))
 			return nil
 		}
 		answer.turn(&made)

@@ -298,7 +298,7 @@ func (a *openAIAnswer) write(text []byte) {
 // fail ends the answer without a turn. Where the status is sent already, an error
 // event says why, or a document that is then cut off: a client library takes that for
 // a connection that broke, asks again and gets the status.
-func (a *openAIAnswer) fail(s *Server, p *problem) {
+func (a *openAIAnswer) fail(p *problem) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.begun {
