@@ -331,3 +331,35 @@ func TestSamplesOfOneBatch(t *testing.T) {
 		t.Errorf("one batch for a consumer: %v", err)
 	}
 }
+
+// TestFirstPageBesideAPruner: a new consumer whose first page a prune overtakes is
+// refused, since what it was given could not be given again.
+func TestFirstPageBesideAPruner(t *testing.T) {
+	f := newFixture(t, 10)
+	f.sessionsWithTurns("one", 3)
+	conn := f.conn()
+	pruner, err := conn.Begin(t.Context())
+	must(t, err)
+	_, err = pruner.Exec(t.Context(), `update run_pruning set transcripts_seq = 2 where run_id = $1`, f.run.ID)
+	must(t, err)
+	refused := make(chan error, 1)
+	go func() {
+		_, err := f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, Consumer: "late", Limit: 1})
+		refused <- err
+	}()
+	// It has its page once it waits for the pruner.
+	for waiting := false; !waiting; {
+		must(t, pruner.QueryRow(t.Context(), `select exists (select from pg_locks where not granted)`).Scan(&waiting))
+	}
+	must(t, pruner.Commit(t.Context()))
+	var gone *store.PrunedError
+	if err := <-refused; !errors.As(err, &gone) {
+		t.Errorf("the page was given: %v", err)
+	}
+	if got := seqs(f.samples(store.SampleQuery{After: gone.First})); fmt.Sprint(got) != "[3]" {
+		t.Errorf("after the cursor that the refusal names: %v", got)
+	}
+	if consumers, err := f.Consumers(t.Context(), f.run.ID); err != nil || len(consumers) != 0 {
+		t.Errorf("consumers %+v, %v", consumers, err)
+	}
+}
