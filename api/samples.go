@@ -236,7 +236,7 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		Member: sample.Member, GroupSize: sample.GroupSize, GroupMembers: sample.GroupMembers, GroupOutcome: string(sample.GroupOutcome), Class: sample.Class, Status: sample.Status.String(),
 		FinishReason: sample.FinishReason, Problem: sample.Problem, Reward: sample.Reward, ScoreDetail: sample.ScoreDetail,
 		PolicyVersion: sample.PolicyVersion, MinPolicyVersion: sample.MinPolicyVersion, MaxPolicyVersion: sample.MaxPolicyVersion,
-		Staleness: sample.Staleness,
+		Staleness: sample.Staleness, OverBound: sample.OverBound, Restarts: sample.Restarts,
 		Usage:     wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
 		ReleasedAt: sample.ReleasedAt.UTC(), FirstAdmittedAt: utc(sample.FirstAdmittedAt), EndedAt: sample.EndedAt.UTC(),
 	}

@@ -39,7 +39,8 @@ select s.run_id, s.pool, s.batch_id, s.task_id, s.class, s.state, s.dispatch_ord
        s.member, s.cancel_requested_at is not null, r.state = 'active',
        g.size, g.members, g.ended, g.usable, g.refills, g.refills_allowed, g.policy, coalesce(g.outcome, ''),
        g.rewarded, g.reward_min, g.reward_max, coalesce(g.deadline_at <= statement_timestamp(), false), c.grouped_seq,
-       coalesce((select v.staleness_bound from contract_versions v where v.run_id = r.run_id and v.version = r.contract_version), -1)
+       coalesce((select v.staleness_bound from contract_versions v where v.run_id = r.run_id and v.version = r.contract_version), -1),
+       s.restarting, s.restarts
 from sessions s join run_counters c using (run_id) join runs r using (run_id) join groups g on g.group_id = s.task_id
 where s.session_id = $1 and ($2 or not ` + groupCancelsCondition + `) for no key update of s`
 
@@ -106,12 +107,14 @@ select count(*), array_agg(distinct task_id) from ended`
 
 // EndSession ends a session once: status, counters, group, sample and event in
 // one transaction. If it has ended before, already is true, nothing changes, and
-// the sample of that ending is returned. The sample carries no tokens. Refusals:
-// ErrNotFound, *FieldError.
+// the sample of that ending is returned. The sample carries no tokens. A
+// cancellation that a contract turns into a restart ends nothing: the error is then
+// ErrSessionRestarted. Refusals: ErrNotFound, *FieldError.
 func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sample Sample, err error) {
 	if err := ending.check(); err != nil {
 		return false, Sample{}, err
 	}
+	restarted := false
 	err = s.write(ctx, func(tx pgx.Tx) error {
 		row, err := lockEnding(ctx, tx, ending.SessionID)
 		if err != nil {
@@ -119,6 +122,14 @@ func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sa
 		}
 		already = row.state == SessionEnded
 		if !already {
+			var restart bool
+			if restart, restarted = row.restarts(&ending); restart {
+				restarted = true
+				return row.restart(ctx, tx)
+			}
+			if restarted {
+				return nil
+			}
 			if err := row.end(ctx, tx, ending); err != nil {
 				return err
 			}
@@ -128,6 +139,9 @@ func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sa
 	})
 	if err != nil {
 		return false, Sample{}, found(err, "ending session", ending.SessionID)
+	}
+	if restarted {
+		return false, Sample{}, fmt.Errorf("ending session %s: %w", ending.SessionID, ErrSessionRestarted)
 	}
 	return already, sample, nil
 }
@@ -168,6 +182,10 @@ type endingRow struct {
 	// staleness is how many policy versions the pool is ahead of the session's oldest.
 	staleness int64
 	now       time.Time
+	// restarting: it was asked to end so that it can begin again; restartCount is how
+	// often it has.
+	restarting   bool
+	restartCount int
 	// bound is the contract's on staleness, -1 for none.
 	bound  int64
 	member int
@@ -208,7 +226,8 @@ func (row *endingRow) queueLock(batch *pgx.Batch, others bool) {
 			&row.finishReason, &row.eventSeq, &row.stale, &row.cancelReason, &row.staleness, &row.now,
 			&row.member, &row.cancelRequested, &row.runActive,
 			&g.size, &g.members, &g.ended, &g.usable, &g.refills, &g.refillsAllowed, &g.policy, &g.outcome,
-			&g.rewarded, &g.rewardMin, &g.rewardMax, &g.expired, &row.groupedSeq, &row.bound)
+			&g.rewarded, &g.rewardMin, &g.rewardMax, &g.expired, &row.groupedSeq, &row.bound,
+			&row.restarting, &row.restartCount)
 	})
 }
 

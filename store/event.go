@@ -29,6 +29,7 @@ const (
 	EventRetry           EventKind = "retry"
 	EventScored          EventKind = "scored"
 	EventCancelRequested EventKind = "cancel_requested"
+	EventRestarted       EventKind = "restarted"
 	EventEnded           EventKind = "ended"
 )
 

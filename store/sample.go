@@ -43,7 +43,11 @@ type Sample struct {
 	MaxPolicyVersion int64
 	// Staleness is how many policy versions the pool was ahead of MinPolicyVersion
 	// when the session ended; 0 without turns.
-	Staleness       int64
+	Staleness int64
+	// OverBound: it is usable and Staleness is beyond the contract's bound.
+	OverBound bool
+	// Restarts counts how often the session was begun again under new weights.
+	Restarts        int
 	Usage           Usage
 	Times           Times
 	Instances       []string
@@ -105,7 +109,7 @@ const (
 	sampleColumns = `
 select m.seq, m.session_id, m.run_id, s.batch_id, s.task_id, t.external_id, s.member, t.group_size, coalesce(g.members, t.group_size), coalesce(g.outcome, ''), m.class, m.status,
        m.reward, m.score_detail, m.finish_reason, m.problem,
-       s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version), m.staleness,
+       s.policy_version, coalesce(s.min_policy_version, s.policy_version), coalesce(s.max_policy_version, s.policy_version), m.staleness, m.over_bound, s.restarts,
        s.turns, s.prompt_tokens, s.cached_tokens, s.output_tokens, m.tokens, s.token_seconds,
        s.rewrites, s.earlier_tokens, s.resumes, s.tokens_regenerated, s.held_seconds, s.residency_seconds, s.queue_seconds, s.prefill_seconds, s.decode_seconds, s.tool_seconds, m.score_seconds,
        s.instances, t.metadata, s.released_at, s.first_admitted_at, m.ended_at,
@@ -255,7 +259,7 @@ func scanSample(row pgx.CollectableRow) (Sample, error) {
 	var status string
 	err := row.Scan(&x.Seq, &x.SessionID, &x.RunID, &x.BatchID, &x.TaskID, &x.ExternalTaskID, &x.Member, &x.GroupSize, &x.GroupMembers, &x.GroupOutcome, &x.Class, &status,
 		&x.Reward, &x.ScoreDetail, &x.FinishReason, &x.Problem,
-		&x.PolicyVersion, &x.MinPolicyVersion, &x.MaxPolicyVersion, &x.Staleness,
+		&x.PolicyVersion, &x.MinPolicyVersion, &x.MaxPolicyVersion, &x.Staleness, &x.OverBound, &x.Restarts,
 		&x.Usage.Turns, &x.Usage.PromptTokens, &x.Usage.CachedTokens, &x.Usage.OutputTokens, &x.Usage.ContextTokens, &x.Usage.TokenSeconds,
 		&x.Usage.Rewrites, &x.Usage.EarlierTokens, &x.Usage.Resumes, &x.Usage.TokensRegenerated,
 		&x.Times.HeldSeconds, &x.Times.ResidencySeconds, &x.Times.QueueSeconds, &x.Times.PrefillSeconds, &x.Times.DecodeSeconds, &x.Times.ToolSeconds, &x.Times.ScoreSeconds,

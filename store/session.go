@@ -150,10 +150,10 @@ order by b.seq, s.dispatch_ordinal, s.member limit $7`
 	requestCancelSQL = `
 with locked as (
     select session_id from sessions
-    where ` + liveCondition + ` and pool = $1 and run_id = $2 and ($3::uuid[] is null or session_id = any($3)) and cancel_requested_at is null
+    where ` + liveCondition + ` and pool = $1 and run_id = $2 and ($3::uuid[] is null or session_id = any($3)) and (cancel_requested_at is null or restarting)
     order by session_id for no key update
 ), asked as (
-    update sessions s set cancel_requested_at = statement_timestamp(), cancel_reason = $4, event_seq = s.event_seq + 1
+    update sessions s set restarting = false, stale = stale and not restarting, cancel_requested_at = statement_timestamp(), cancel_reason = $4, event_seq = s.event_seq + 1
     from locked l where s.session_id = l.session_id
     returning s.session_id, s.event_seq
 ), events as (

@@ -358,15 +358,6 @@ func (f *fixture) expectAsked(ctx context.Context, id uuid.UUID, asked bool) {
 	}
 }
 
-func TestStalePolicyRestartIsRefused(t *testing.T) {
-	terms := contract(1)
-	terms.StalePolicy = "restart"
-	var field *store.FieldError
-	if _, err := terms.Normalise(); !errors.As(err, &field) || field.Path != "stale_policy" {
-		t.Fatal(err)
-	}
-}
-
 func TestAnnouncedInstanceHasTheWeightsInForce(t *testing.T) {
 	f := newFixture(t, 10)
 	f.force(4, "")

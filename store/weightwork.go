@@ -282,25 +282,27 @@ type staleness struct{ overBound, ended int }
 
 // $1 pool, $2 the version that comes into force. A session is as old as the oldest
 // weights that generated for it; one with nothing committed, as those in force
-// when it was first admitted; one never admitted has generated nothing.
+// when it was first admitted; one never admitted has generated nothing. A session whose
+// harness runs its loop cannot be begun again by us.
 const judgeStalenessSQL = `
 with bounds as (
-    select r.run_id, v.staleness_bound, v.stale_policy from runs r
+    select r.run_id, v.staleness_bound, v.stale_policy, coalesce(v.max_restarts, 0) as max_restarts from runs r
     join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
     where r.pool = $1 and v.staleness_bound is not null
 ), aged as (
-    select s.session_id, b.stale_policy = 'end' and s.cancel_requested_at is null as ends, b.staleness_bound,
+    select s.session_id, b.stale_policy <> 'finish' and s.cancel_requested_at is null as ends, b.stale_policy = 'restart' and s.restarts < b.max_restarts as restarts, b.staleness_bound,
            $2 - coalesce(s.min_policy_version, greatest(s.policy_version, (
                select max(u.policy_version) from weight_updates u where u.pool = $1 and u.advanced_at <= s.first_admitted_at))) as age
     from sessions s join bounds b using (run_id)
     where ` + liveCondition + ` and s.pool = $1 and s.first_admitted_at is not null and not s.stale
 ), over as (
-    select session_id, ends, age, staleness_bound from aged where age > staleness_bound
+    select session_id, ends, restarts, age, staleness_bound from aged where age > staleness_bound
 ), locked as (
-    select s.session_id, o.age, o.staleness_bound from sessions s join over o using (session_id) where o.ends and ` + liveCondition + `
+    select s.session_id, o.age, o.staleness_bound, o.restarts from sessions s join over o using (session_id) where o.ends and ` + liveCondition + `
     order by s.session_id for no key update of s
 ), asked as (
-    update sessions s set stale = true, cancel_requested_at = statement_timestamp(), event_seq = s.event_seq + 1,
+    update sessions s set stale = true, restarting = l.restarts and (select t.spec->'environment'->>'kind' is distinct from 'external' from tasks t where t.task_id = s.task_id),
+           cancel_requested_at = statement_timestamp(), event_seq = s.event_seq + 1,
            cancel_reason = 'stale: ' || l.age || ' behind the policy version, the contract allows ' || l.staleness_bound
     from locked l where s.session_id = l.session_id
     returning s.session_id, s.run_id, s.event_seq, s.cancel_reason

@@ -25,6 +25,10 @@ const (
 	ReleaseActivity  = "holdfast.release"
 )
 
+// RestartError is the type of the complete activity's error when the session did not
+// end but begins again from its prompt.
+const RestartError = "restart"
+
 // TaskQueue returns the Temporal task queue of a pool. Only the process that
 // owns the pool's router polls it.
 func TaskQueue(pool string) string { return "holdfast-" + pool }

@@ -247,8 +247,13 @@ func (s *session) complete(ctx workflow.Context, end Completion) error {
 	end.Session, end.Stepped = s.input.Session, s.input.Stepped
 	detached, cancel := workflow.NewDisconnectedContext(ctx)
 	defer cancel()
-	return workflow.ExecuteActivity(workflow.WithActivityOptions(detached, bookkeepingOptions()),
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(detached, bookkeepingOptions()),
 		CompleteActivity, end).Get(detached, nil)
+	var application *temporal.ApplicationError
+	if errors.As(err, &application) && application.Type() == RestartError {
+		return workflow.NewContinueAsNewError(detached, SessionWorkflow, SessionInput{Session: s.input.Session})
+	}
+	return err
 }
 
 // continueAsNew starts a fresh history at the given turn. Signals received and

@@ -73,6 +73,8 @@ type Sample struct {
 	MinPolicyVersion int64           `json:"min_policy_version" doc:"Lowest of its turns."`
 	MaxPolicyVersion int64           `json:"max_policy_version" doc:"Highest of its turns."`
 	Staleness        int64           `json:"staleness" doc:"How many policy versions the pool was ahead of min_policy_version when the session ended; 0 without turns."`
+	OverBound        bool            `json:"over_bound,omitzero" doc:"It is completed or truncated, and staleness is beyond the contract's bound."`
+	Restarts         int             `json:"restarts,omitzero" doc:"How often the session was begun again because new weights had made it too old; what it had generated before is not in the sample."`
 	Usage            Usage           `json:"usage"`
 	Times            Times           `json:"times"`
 	Instances        []string        `json:"instances" nullable:"false" doc:"Instances it visited."`

@@ -111,7 +111,7 @@ type TurnPage struct {
 type Event struct {
 	Seq    int64           `json:"seq" doc:"Counts from 1 within the session."`
 	At     time.Time       `json:"at"`
-	Kind   string          `json:"kind" enum:"released,dispatched,held,admitted,protection_ended,turn,tool,retry,scored,cancel_requested,ended"`
+	Kind   string          `json:"kind" enum:"released,dispatched,held,admitted,protection_ended,turn,tool,retry,scored,cancel_requested,restarted,ended"`
 	Detail json.RawMessage `json:"detail,omitzero" doc:"Numbers and reasons of the event."`
 }
 
