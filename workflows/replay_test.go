@@ -15,7 +15,7 @@ import (
 //	go test ./orchestrator/cli -run 'Hold|FourHundred|CancelStops|EveryEnvironment' -update
 func TestRecordedHistoriesReplay(t *testing.T) {
 	files, err := filepath.Glob(filepath.Join("testdata", "*.json"))
-	if err != nil || len(files) < 3 {
+	if err != nil || len(files) < 4 {
 		t.Fatalf("recorded histories %v, error %v", files, err)
 	}
 	for _, file := range files {

@@ -77,9 +77,9 @@ func startEnvironmentRig(t *testing.T) *environmentRig {
 }
 
 func (r *environmentRig) httpEnvironment(server *serverProcess, way string) task.Environment {
-	timeoutSeconds := 20.0
+	timeoutSeconds := 30.0
 	if way == "hang" {
-		timeoutSeconds = 2
+		timeoutSeconds = 5
 	}
 	return task.Environment{Kind: task.EnvironmentHTTP, ToolFormat: toolcall.Hermes, HTTP: &spec.HTTPServer{
 		URL: server.url + "/" + way, TimeoutSeconds: timeoutSeconds, Task: json.RawMessage(`{"house":"` + way + `"}`),
@@ -88,7 +88,7 @@ func (r *environmentRig) httpEnvironment(server *serverProcess, way string) task
 
 func (r *environmentRig) mcpProgram() task.Environment {
 	return task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.Hermes, MCP: &spec.MCPServer{
-		TimeoutSeconds: 5, Program: &spec.Program{Command: []string{r.binary}, Env: map[string]string{roleVariable: "mcp"}, Limits: spec.Limits{MemoryBytes: 1 << 40}},
+		TimeoutSeconds: 30, Program: &spec.Program{Command: []string{r.binary}, Env: map[string]string{roleVariable: "mcp"}, Limits: spec.Limits{MemoryBytes: 1 << 40}},
 	}}
 }
 
@@ -106,9 +106,9 @@ func (r *environmentRig) cases() map[string]environmentCase {
 	one := 1.0
 	quarter := 0.25
 	environment := &task.Scorer{Kind: task.ScorerEnvironment}
-	mcpHTTP := task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: r.tools.url + "/mcp", TimeoutSeconds: 5}}
+	mcpHTTP := task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: r.tools.url + "/mcp", TimeoutSeconds: 30}}
 	mcpHangs := r.mcpProgram()
-	mcpHangs.MCP.TimeoutSeconds = 2
+	mcpHangs.MCP.TimeoutSeconds = 6
 	elsewhere := r.httpEnvironment(r.doors, "win")
 	elsewhere.HTTP = &spec.HTTPServer{URL: "http://environment.example/env"}
 	sum := &task.Scorer{Kind: task.ScorerNumericMatch, Target: "42"}
@@ -125,7 +125,7 @@ func (r *environmentRig) cases() map[string]environmentCase {
 		"elsewhere":    {environment: elsewhere, status: "failed", problem: "disabled", turns: 0},
 		"turn limit": {environment: r.httpEnvironment(r.doors, "blue"), limits: task.Limits{MaxTurns: 1}, scorer: environment, status: "truncated", reward: &quarter, turns: 1,
 			lines: simulated.Script{{Say: push}}},
-		"time limit": {environment: execEnvironment(spec.Limits{}), limits: task.Limits{MaxRunSeconds: 3}, scorer: environment, status: "truncated", turns: 1,
+		"time limit": {environment: execEnvironment(spec.Limits{}), limits: task.Limits{MaxRunSeconds: 10}, scorer: environment, status: "truncated", turns: 1,
 			lines: simulated.Script{{Say: hermes("sh", `{"script":"sleep 1000"}`)}}},
 		"mcp program": {environment: r.mcpProgram(), scorer: sum, status: "completed", reward: &one, turns: 2,
 			lines: simulated.Script{{Say: hermes("add", `{"a":2,"b":40}`)}, {After: "the sum is 42", Say: "It makes 42."}}},
@@ -151,7 +151,7 @@ func (r *environmentRig) cases() map[string]environmentCase {
 // with real processes behind them, and some that hang, die or flood their output. Each
 // ends with the right status, and nothing is left of any.
 func TestSessionsOnEveryEnvironment(t *testing.T) {
-	ctx := within(t, 3*time.Minute)
+	ctx := within(t, 5*time.Minute)
 	r := startEnvironmentRig(t)
 	cases := r.cases()
 	var tasks []task.Spec

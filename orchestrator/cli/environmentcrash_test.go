@@ -88,7 +88,7 @@ func running(t *testing.T, text string) (n int) {
 // with the next service; those that lived in the old one are lost, which is a failure
 // and no reward; no process, directory or episode is left.
 func TestEnvironmentsAfterCancelAndCrash(t *testing.T) {
-	ctx := within(t, 4*time.Minute)
+	ctx := within(t, 6*time.Minute)
 	g := &gate{opened: make(chan struct{}), open: map[string]bool{}}
 	server := httptest.NewServer(g)
 	defer server.Close()

@@ -141,8 +141,8 @@ func whole(groups map[string][]wire.Sample, n int) bool {
 // TestRecordedGroupsRunAsGroups runs tau-bench's tasks as groups of four, each member
 // against its own recorded trial, and finds every trial in its place.
 func TestRecordedGroupsRunAsGroups(t *testing.T) {
-	ctx := within(t, 3*time.Minute)
-	const count = 10
+	ctx := within(t, 5*time.Minute)
+	const count = 6
 	names, trials := tauGroups(t, count)
 	environment := &recorded{trials: trials, episodes: map[string]*trace.Session{}}
 	server := httptest.NewServer(environment)
@@ -187,7 +187,7 @@ func TestRecordedGroupsRunAsGroups(t *testing.T) {
 // TestGroupWithAMemberWhoseEnvironmentFails: the environment of member 1 always fails,
 // and the run's policy says what becomes of the group.
 func TestGroupWithAMemberWhoseEnvironmentFails(t *testing.T) {
-	ctx := within(t, 3*time.Minute)
+	ctx := within(t, 5*time.Minute)
 	server := startServer(t, testBinary(t), "environment")
 	s := startGroups(t, hermes("push", "{}"))
 	for policy, want := range map[string]struct {

@@ -107,7 +107,7 @@ func (a *Activities) plainText(ctx context.Context, messages []toolcall.Message)
 	for _, message := range messages {
 		text.WriteString(message.Content + "\n")
 	}
-	return a.tokenize(ctx, engine.TokenizeRequest{Text: text.String()})
+	return a.tokenize(ctx, engine.TokenizeRequest{Text: text.String(), Bare: true})
 }
 
 // tokenize asks the engines for ids; see askEngines for its errors.
