@@ -27,6 +27,7 @@ sys.path.insert(0, str(ROOT / "api/python"))
 import holdfast  # noqa: E402
 import trainer  # noqa: E402
 from holdfast import _calls  # noqa: E402
+from trainer_tasks import GROUP_SIZE  # noqa: E402
 
 BOUND = trainer.CONTRACT.staleness_bound
 DIES_BEFORE_SAVE, DIES_AFTER_SAVE, SERVICE_DIES = 1, 2, 3  # in which step
@@ -223,8 +224,8 @@ class Demo:
         }
         wrong = {
             "a step is missing": figures["iterations"] != trainer.STEPS or figures["policy_versions"] != trainer.STEPS,
-            "what was released did not all come, each once": released != set(samples) or len(groups) * trainer.GROUP_SIZE != len(samples),
-            "a group is not whole": any(len(group.usable) != trainer.GROUP_SIZE for group in groups),
+            "what was released did not all come, each once": released != set(samples) or len(groups) * GROUP_SIZE != len(samples),
+            "a group is not whole": any(len(group.usable) != GROUP_SIZE for group in groups),
             "what was received is not what was released": set(received) != released,
             "something did not come again after the crashes": figures["duplicates_received"] == 0,
             "something was trained twice": figures["trained_twice"] > 0,

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 import holdfast
-from trainer_tasks import GROUP_SIZE, RHO, tasks
+from trainer_tasks import RHO, tasks
 
 STEPS = 6
 CONTRACT = holdfast.Contract(RHO, max_concurrency=256, staleness_bound=1)
