@@ -77,10 +77,12 @@ func TestWeightUpdateInTheMiddleOfARun(t *testing.T) {
 		})
 	}
 	t.Run("stale", func(t *testing.T) { s.endStale(ctx, t, run.ID, reader) })
+	t.Run("restart", func(t *testing.T) { s.restartStale(ctx, t, run.ID, reader) })
+	t.Run("deadline", func(t *testing.T) { s.passDeadline(ctx, t, run.ID, reader) })
 	if err := s.store.VerifyCounters(ctx, run.ID); err != nil {
 		t.Error(err)
 	}
-	if out := s.weights(ctx, t, "status"); !strings.Contains(out, "at policy version 3") || !strings.Contains(out, "version 1: committed, requested, mode abort") {
+	if out := s.weights(ctx, t, "status"); !strings.Contains(out, "at policy version 5") || !strings.Contains(out, "version 1: committed, requested, mode abort") {
 		t.Errorf("the status is %q", out)
 	}
 }
@@ -125,6 +127,52 @@ func (s *inProcess) endStale(ctx context.Context, t *testing.T, run uuid.UUID, r
 	if ended["stale"] != 3 || ended["completed"] != 1 {
 		t.Errorf("ended %v", ended)
 	}
+}
+
+// restartStale commits weights twice while a contract begins stale sessions again
+// once: the session runs anew after the first and ends as stale after the second.
+func (s *inProcess) restartStale(ctx context.Context, t *testing.T, run uuid.UUID, reader *client.Reader) {
+	contract := demoRun("", "").Contract
+	restarts := 1
+	contract.StalenessBound, contract.StalePolicy, contract.MaxRestarts = new(int), "restart", &restarts
+	if _, err := s.client.PutContract(ctx, run, contract); err != nil {
+		t.Fatal(err)
+	}
+	spec := task.Spec{Class: "rlvr", Prompt: task.Prompt{Synthetic: &task.Synthetic{Tokens: 100, Seed: 98}},
+		Environment: &task.Environment{Kind: task.EnvironmentReplay, Turns: []task.ReplayTurn{{OutputTokens: 90_000}}}}
+	batch, err := s.client.SubmitBatch(ctx, run, "restart", client.NewBatch{Tasks: client.Tasks([]task.Spec{spec})})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for attempt, version := range []string{"4", "5"} {
+		eventually(t, time.Minute, "attempt "+fmt.Sprint(attempt)+" generates", func() bool {
+			page, err := s.client.Sessions(ctx, run, client.SessionsQuery{Batch: batch.ID})
+			return err == nil && len(page.Sessions) == 1 && page.Sessions[0].Restarts == attempt && page.Sessions[0].State == "active" &&
+				s.engines.servers[0].Stats().Running()+s.engines.servers[1].Stats().Running() == 1
+		})
+		s.weights(ctx, t, "begin", version)
+		s.weights(ctx, t, "commit", version)
+	}
+	sample, err := reader.Next(ctx)
+	if err != nil || sample.Status != "stale" || sample.Restarts != 1 || sample.Batch != batch.ID {
+		t.Errorf("sample %+v, %v", sample, err)
+	}
+}
+
+// passDeadline lets a deadline pass in the middle of a model call.
+func (s *inProcess) passDeadline(ctx context.Context, t *testing.T, run uuid.UUID, reader *client.Reader) {
+	spec := task.Spec{Class: "rlvr", DeadlineSeconds: 1, Prompt: task.Prompt{Synthetic: &task.Synthetic{Tokens: 100, Seed: 97}},
+		Environment: &task.Environment{Kind: task.EnvironmentReplay, Turns: []task.ReplayTurn{{OutputTokens: 90_000}}}}
+	if _, err := s.client.SubmitBatch(ctx, run, "deadline", client.NewBatch{Tasks: client.Tasks([]task.Spec{spec})}); err != nil {
+		t.Fatal(err)
+	}
+	sample, err := reader.Next(ctx)
+	if err != nil || sample.Status != "stale" || !strings.Contains(sample.Problem, "deadline") {
+		t.Errorf("sample %+v, %v", sample, err)
+	}
+	eventually(t, time.Minute, "the engines are idle", func() bool {
+		return s.engines.servers[0].Stats().Running()+s.engines.servers[1].Stats().Running() == 0
+	})
 }
 
 // weights runs a subcommand of holdfast weights against the service.
