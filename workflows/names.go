@@ -51,8 +51,9 @@ const (
 	// releaseAttempts bounds how often the release of an environment is tried. What
 	// is left then ends with the process, or is the server's to forget.
 	releaseAttempts = 5
-	// bookkeepingTimeout bounds one try of an activity that only reads and writes rows.
-	bookkeepingTimeout = time.Minute
+	// bookkeepingTimeout bounds one try of an activity that reads and writes rows, or has
+	// a prompt tokenised; so long also stays unnoticed that its worker died.
+	bookkeepingTimeout = 20 * time.Second
 	// historyEventsLimit is the history length at which a workflow continues as
 	// new between two turns, far below Temporal's 51,200 events.
 	historyEventsLimit = 2_000
