@@ -172,6 +172,7 @@ func (f *fixture) largeReads() []namedRead {
 	}
 	return []namedRead{
 		{"backlog", func() error { _, err := f.Backlog(ctx, f.run.ID); return err }},
+		{"pace", func() error { _, err := f.Pace(ctx, f.run.ID); return err }},
 		{"back-pressure", func() error { _, err := f.BackPressure(ctx, f.run.ID); return err }},
 		{"mixture", func() error { _, err := f.Mixture(ctx, f.run.ID, store.Window{}); return err }},
 		{"mixture-ten-minutes", func() error { _, err := f.Mixture(ctx, f.run.ID, window); return err }},
