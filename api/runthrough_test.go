@@ -167,6 +167,9 @@ func (s *service) observe(run wire.Run, completed *wire.Session) {
 	if err != nil || backlog.Total.Released != 3 || backlog.Total.Ended != 3 || backlog.Total.Backlog != 0 || backlog.Total.Failed != 1 {
 		t.Errorf("%+v, %v", backlog, err)
 	}
+	if pace, err := s.client.Pace(ctx, run.ID, client.PaceQuestion{}); err != nil || pace.Run != run.ID {
+		t.Errorf("%+v, %v", pace, err)
+	}
 	mixture, err := s.client.Mixture(ctx, run.ID, client.Window{Last: time.Hour})
 	if err != nil || len(mixture.Total.Classes) != 3 || mixture.Window == nil {
 		t.Errorf("%+v, %v", mixture, err)

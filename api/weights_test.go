@@ -54,7 +54,7 @@ func badUpdates() []badInput {
 		{name: "cancel of a version in force", method: "POST", path: updates + "/3/cancel", status: 409, kind: "conflict", says: "in force"},
 		{name: "announcement past an open update", method: "PUT", path: "/api/v1/pools/main/policy", body: `{"policy_version":6}`, status: 409, kind: "conflict", says: "version 5 is paused"},
 		{name: "contract with an unknown stale policy", method: "PUT", path: "/api/v1/runs/RUN/contract", body: `{"classes":[{"class":"a","share":1}],"max_concurrency":1,"stale_policy":"drop"}`, status: 422, kind: "invalid-request", location: "body.stale_policy", says: "drop"},
-		{name: "contract that restarts stale sessions", method: "PUT", path: "/api/v1/runs/RUN/contract", body: `{"classes":[{"class":"a","share":1}],"max_concurrency":1,"stale_policy":"restart"}`, status: 422, kind: "invalid-request", location: "body.stale_policy", says: "finish or end"},
+		{name: "contract that forgets stale sessions", method: "PUT", path: "/api/v1/runs/RUN/contract", body: `{"classes":[{"class":"a","share":1}],"max_concurrency":1,"stale_policy":"forget"}`, status: 422, kind: "invalid-request", location: "body.stale_policy", says: "finish, end or restart"},
 	}
 }
 
