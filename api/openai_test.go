@@ -154,6 +154,9 @@ func speaks(call workflows.HarnessCall, progress workflows.HarnessProgress) (wor
 	if call.Chat != nil && call.Chat.Tools != nil {
 		made.ToolCalls = []workflows.HarnessToolCall{{ID: "call_2_0", Name: "look", Arguments: json.RawMessage(`{"at":"door"}`)}}
 	}
+	if call.WithPromptIDs {
+		made.PromptIDs = []int32{1, 2, 3, 4}
+	}
 	if progress.OnText != nil {
 		progress.OnText("Let ")
 		progress.OnText("me look.")
@@ -175,15 +178,16 @@ func TestOpenAIAnswers(t *testing.T) {
 	turn := `"holdfast":{"turn":2,"policy_version":9,"instance":"one"}`
 	usage := `"usage":{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":3}}`
 	for name, c := range map[string]struct{ path, body, want string }{
-		"chat": {chatPath, chat + "}", `{"id":"chatcmpl-r1","object":"chat.completion",` + head + `,"choices":[{"index":0,"message":{"role":"assistant","content":"Let me look.","tool_calls":[{"id":"call_2_0","type":"function","function":{"name":"look","arguments":"{\"at\":\"door\"}"}}]},"logprobs":` + logprobs + `,"finish_reason":"tool_calls","token_ids":[7,8]}],` + usage + `,` + turn + "}\n"},
+		"chat": {chatPath, chat + "}", `{"id":"chatcmpl-r1","object":"chat.completion",` + head + `,"prompt_token_ids":[1,2,3,4],"choices":[{"index":0,"message":{"role":"assistant","content":"Let me look.","tool_calls":[{"id":"call_2_0","type":"function","function":{"name":"look","arguments":"{\"at\":\"door\"}"}}]},"logprobs":` + logprobs + `,"finish_reason":"tool_calls","token_ids":[7,8]}],` + usage + `,` + turn + "}\n"},
 		"chat, streamed": {chatPath, chat + `,"stream":true,"stream_options":{"include_usage":true}}`, strings.Join([]string{
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[{"index":0,"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]}`,
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[{"index":0,"delta":{"content":"Let "},"logprobs":null,"finish_reason":null}]}`,
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[{"index":0,"delta":{"content":"me look."},"logprobs":null,"finish_reason":null}]}`,
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[{"index":0,"delta":{"tool_calls":[{"index":0,"id":"call_2_0","type":"function","function":{"name":"look","arguments":"{\"at\":\"door\"}"}}]},"logprobs":null,"finish_reason":null}]}`,
-			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[{"index":0,"delta":{},"logprobs":` + logprobs + `,"finish_reason":"tool_calls","token_ids":[7,8]}],` + turn + `}`,
+			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"prompt_token_ids":[1,2,3,4],"choices":[{"index":0,"delta":{},"logprobs":` + logprobs + `,"finish_reason":"tool_calls","token_ids":[7,8]}],` + turn + `}`,
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[],` + usage + `}`,
 			`[DONE]`, ``}, "\n\ndata: ")},
+		"text with ids": {textPath, `{"model":"m","prompt":"x","return_token_ids":true}`, `{"id":"cmpl-r1","object":"text_completion",` + head + `,"choices":[{"index":0,"text":"Let me look.","logprobs":null,"finish_reason":"stop","token_ids":[7,8],"prompt_token_ids":[1,2,3,4]}],` + usage + `,` + turn + "}\n"},
 		"text": {textPath, `{"model":"m","prompt":"x","logprobs":0}`, `{"id":"cmpl-r1","object":"text_completion",` + head + `,"choices":[{"index":0,"text":"Let me look.","logprobs":{"text_offset":[],"token_logprobs":[-0.5,-0.25],"tokens":["token_id:7","token_id:8"],"top_logprobs":null},"finish_reason":"stop"}],` + usage + `,` + turn + "}\n"},
 	} {
 		_, text := s.ask("POST", c.path, c.body, map[string]string{"X-Request-Id": "r1"})

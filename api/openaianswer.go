@@ -43,9 +43,11 @@ type openAITurnFields struct {
 
 type openAIDocument struct {
 	openAIHead
-	Choices []openAIChoice    `json:"choices"`
-	Usage   *openAIUsage      `json:"usage,omitempty"`
-	Turn    *openAITurnFields `json:"holdfast,omitempty"`
+	// PromptTokenIDs stand here in a chat, as vLLM has them, else in the choice.
+	PromptTokenIDs []int32           `json:"prompt_token_ids,omitempty"`
+	Choices        []openAIChoice    `json:"choices"`
+	Usage          *openAIUsage      `json:"usage,omitempty"`
+	Turn           *openAITurnFields `json:"holdfast,omitempty"`
 }
 
 // openAIChoice is the one choice: of a chat with a message or a delta, else with text.
@@ -57,6 +59,7 @@ type openAIChoice struct {
 	Logprobs     any            `json:"logprobs"`
 	FinishReason *string        `json:"finish_reason"`
 	TokenIDs     []int32        `json:"token_ids,omitempty"`
+	PromptIDs    []int32        `json:"prompt_token_ids,omitempty"`
 }
 
 type openAIMessage struct {
@@ -159,11 +162,11 @@ func (a *openAIAnswer) keepAlive() {
 // speak sends a piece of the content.
 func (a *openAIAnswer) speak(more string) {
 	if a.kind == openAIText {
-		a.event(openAIChoice{Text: &more}, nil)
+		a.event(openAIChoice{Text: &more})
 		return
 	}
 	a.introduce()
-	a.event(openAIChoice{Delta: &openAIMessage{Content: &more}}, nil)
+	a.event(openAIChoice{Delta: &openAIMessage{Content: &more}})
 }
 
 // introduce sends who speaks, once.
@@ -173,14 +176,13 @@ func (a *openAIAnswer) introduce() {
 	}
 	a.spoken = true
 	nothing := ""
-	a.event(openAIChoice{Delta: &openAIMessage{Role: "assistant", Content: &nothing}}, nil)
+	a.event(openAIChoice{Delta: &openAIMessage{Role: "assistant", Content: &nothing}})
 }
 
 // turn sends the turn and ends the answer.
 func (a *openAIAnswer) turn(made *workflows.HarnessTurn) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	fields := &openAITurnFields{Turn: made.Turn, PolicyVersion: made.PolicyVersion, Instance: made.Instance, Repeated: made.Repeated}
 	choice := a.last(made)
 	calls := toolCallsOf(made)
 	if !a.asked.Stream {
@@ -193,7 +195,9 @@ func (a *openAIAnswer) turn(made *workflows.HarnessTurn) {
 			}
 		}
 		a.begin()
-		a.send(openAIDocument{openAIHead: a.head, Choices: []openAIChoice{choice}, Usage: usageOf(made), Turn: fields}, "%s\n")
+		whole := a.document(made, choice)
+		whole.Usage = usageOf(made)
+		a.send(whole, "%s\n")
 		return
 	}
 	a.introduce()
@@ -202,7 +206,7 @@ func (a *openAIAnswer) turn(made *workflows.HarnessTurn) {
 			index := i
 			calls[i].Index = &index
 		}
-		a.event(openAIChoice{Delta: &openAIMessage{ToolCalls: calls}}, nil)
+		a.event(openAIChoice{Delta: &openAIMessage{ToolCalls: calls}})
 	}
 	if a.kind == openAIText {
 		nothing := ""
@@ -210,11 +214,23 @@ func (a *openAIAnswer) turn(made *workflows.HarnessTurn) {
 	} else {
 		choice.Delta = &openAIMessage{}
 	}
-	a.event(choice, fields)
+	a.send(a.document(made, choice), "data: %s\n\n")
 	if a.asked.StreamOptions != nil && a.asked.StreamOptions.IncludeUsage {
 		a.send(openAIDocument{openAIHead: a.head, Choices: []openAIChoice{}, Usage: usageOf(made)}, "data: %s\n\n")
 	}
 	a.write([]byte("data: [DONE]\n\n"))
+}
+
+// document is what ends an answer: with the turn's own fields.
+func (a *openAIAnswer) document(made *workflows.HarnessTurn, choice openAIChoice) openAIDocument {
+	d := openAIDocument{openAIHead: a.head, Turn: &openAITurnFields{Turn: made.Turn, PolicyVersion: made.PolicyVersion, Instance: made.Instance, Repeated: made.Repeated}}
+	if a.kind == openAIChat {
+		d.PromptTokenIDs = made.PromptIDs
+	} else {
+		choice.PromptIDs = made.PromptIDs
+	}
+	d.Choices = []openAIChoice{choice}
+	return d
 }
 
 // last is the choice as far as it says how the turn ended.
@@ -275,9 +291,9 @@ type openAILogprob struct {
 
 func tokenName(id int32) string { return fmt.Sprintf("token_id:%d", id) }
 
-func (a *openAIAnswer) event(choice openAIChoice, fields *openAITurnFields) {
+func (a *openAIAnswer) event(choice openAIChoice) {
 	a.begin()
-	a.send(openAIDocument{openAIHead: a.head, Choices: []openAIChoice{choice}, Turn: fields}, "data: %s\n\n")
+	a.send(openAIDocument{openAIHead: a.head, Choices: []openAIChoice{choice}}, "data: %s\n\n")
 }
 
 func (a *openAIAnswer) send(document any, format string) {

@@ -96,7 +96,7 @@ func absent(raw json.RawMessage) bool {
 // call is what the session's harness asks for.
 func (r *openAIRequest) call(kind openAIKind, header http.Header) (workflows.HarnessCall, error) {
 	call := workflows.HarnessCall{
-		RequestID: header.Get("Idempotency-Key"), WithText: true, Temperature: r.Temperature, TopP: r.TopP, Seed: r.Seed,
+		RequestID: header.Get("Idempotency-Key"), WithText: true, WithPromptIDs: r.ReturnTokenIDs, Temperature: r.Temperature, TopP: r.TopP, Seed: r.Seed,
 		StopTokenIDs: r.StopTokenIDs, IgnoreEOS: r.IgnoreEOS,
 	}
 	if len(call.RequestID) > 128 || !plainText(call.RequestID) {

@@ -237,7 +237,7 @@ func wireSample(sample *store.Sample, encoding string) wire.Sample {
 		FinishReason: sample.FinishReason, Problem: sample.Problem, Reward: sample.Reward, ScoreDetail: sample.ScoreDetail,
 		PolicyVersion: sample.PolicyVersion, MinPolicyVersion: sample.MinPolicyVersion, MaxPolicyVersion: sample.MaxPolicyVersion,
 		Staleness: sample.Staleness, OverBound: sample.OverBound, Restarts: sample.Restarts,
-		Usage:     wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
+		Usage: wireUsage(&sample.Usage), Times: wireTimes(&sample.Times), Instances: sample.Instances, Metadata: sample.Metadata,
 		ReleasedAt: sample.ReleasedAt.UTC(), FirstAdmittedAt: utc(sample.FirstAdmittedAt), EndedAt: sample.EndedAt.UTC(),
 	}
 	if sample.Tokens != nil {

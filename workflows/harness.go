@@ -22,6 +22,8 @@ type HarnessCall struct {
 	Text *string
 	// WithText asks for the text of what is generated; a chat or text has it anyway.
 	WithText bool
+	// WithPromptIDs asks for the ids that the model was given.
+	WithPromptIDs bool
 	// The task's sampling holds where these are absent.
 	MaxTokens    int
 	MinTokens    int
@@ -52,7 +54,10 @@ type HarnessToolCall struct {
 
 // HarnessTurn is the turn that a harness's call made.
 type HarnessTurn struct {
-	Turn      int
+	Turn int
+	// PromptIDs is the context before OutputIDs, where the call asked for it; nil for
+	// the repetition of a turn after which the session has gone on.
+	PromptIDs []int32
 	OutputIDs []int32
 	// Logprobs has one value per output token, or is nil if not asked for.
 	Logprobs []float32

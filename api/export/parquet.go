@@ -35,6 +35,8 @@ type Row struct {
 	MinPolicyVersion int64      `parquet:"min_policy_version"`
 	MaxPolicyVersion int64      `parquet:"max_policy_version"`
 	Staleness        int64      `parquet:"staleness"`
+	OverBound        bool       `parquet:"over_bound"`
+	Restarts         int32      `parquet:"restarts"`
 	Usage            Usage      `parquet:"usage"`
 	Times            Times      `parquet:"times"`
 	Instances        []string   `parquet:"instances,list"`
@@ -158,7 +160,7 @@ func RowOf(s *wire.Sample) (Row, error) {
 		Member: int32(s.Member), GroupSize: int32(s.GroupSize), GroupMembers: int32(s.GroupMembers), GroupOutcome: s.GroupOutcome,
 		Class: s.Class, Status: s.Status, FinishReason: s.FinishReason, Problem: s.Problem,
 		Reward: s.Reward, ScoreDetail: document(s.ScoreDetail), PolicyVersion: s.PolicyVersion,
-		MinPolicyVersion: s.MinPolicyVersion, MaxPolicyVersion: s.MaxPolicyVersion, Staleness: s.Staleness,
+		MinPolicyVersion: s.MinPolicyVersion, MaxPolicyVersion: s.MaxPolicyVersion, Staleness: s.Staleness, OverBound: s.OverBound, Restarts: int32(s.Restarts),
 		Usage: Usage{
 			Turns: int32(s.Usage.Turns), PromptTokens: s.Usage.PromptTokens, CachedTokens: s.Usage.CachedTokens, OutputTokens: s.Usage.OutputTokens,
 			ContextTokens: s.Usage.ContextTokens, TokenSeconds: s.Usage.TokenSeconds, Rewrites: int32(s.Usage.Rewrites),

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -163,6 +164,9 @@ func (a *Activities) keepTurn(ctx context.Context, g *generation, call *workflow
 		CachedTokens: commit.CachedTokens, PolicyVersion: commit.PolicyVersion, Instance: commit.Instance,
 	}
 	said.put(&made)
+	if call.WithPromptIDs {
+		made.PromptIDs = slices.Clone(sc.tokens)
+	}
 	if next.rewritten && turn > 0 {
 		sc.harness.earlierTokens += sc.work.ContextTokens
 	}
@@ -244,6 +248,9 @@ func (a *Activities) turnOfRequest(ctx context.Context, sc *sessionContext, requ
 	made := workflows.HarnessTurn{
 		Turn: turn.Turn, OutputIDs: ids, Logprobs: logprobs, FinishReason: turn.FinishReason, PromptTokens: turn.PromptTokens,
 		CachedTokens: turn.CachedTokens, PolicyVersion: turn.PolicyVersion, Instance: turn.Instance, Repeated: true,
+	}
+	if before := len(sc.tokens) - len(ids); call.WithPromptIDs && turn.Turn == sc.work.Turns-1 && before >= 0 {
+		made.PromptIDs = slices.Clone(sc.tokens[:before])
 	}
 	v := a.newVoice(ctx, call, toolFormat(call, &sc.work.Spec), onText)
 	if v == nil {

@@ -42,22 +42,22 @@ func TestHarnessTurnsGoOnAndARepeatedRequestGivesItsTurn(t *testing.T) {
 	second := f.call(a, id, workflows.HarnessCall{RequestID: "b", Append: []int32{7, 8}, MaxTokens: 3})
 	context, err := f.Context(t.Context(), id)
 	must(t, err)
-	third := f.call(a, id, workflows.HarnessCall{RequestID: "c", Context: append(slices.Clone(context), 9)})
+	third := f.call(a, id, workflows.HarnessCall{RequestID: "c", Context: append(slices.Clone(context), 9), WithPromptIDs: true})
 	if first.Turn != 0 || second.Turn != 1 || third.Turn != 2 || len(first.OutputIDs) != 5 || len(second.OutputIDs) != 3 || len(third.Logprobs) != 5 {
 		t.Fatalf("turns %+v, %+v, %+v", first, second, third)
 	}
 	want := slices.Concat(make([]int32, promptTokens), first.OutputIDs, []int32{7, 8}, second.OutputIDs)
-	if !slices.Equal(context, want) || third.PromptTokens != int64(len(want)+1) {
+	if !slices.Equal(context, want) || third.PromptTokens != int64(len(want)+1) || !slices.Equal(third.PromptIDs, append(want, 9)) {
 		t.Fatalf("the context is %v, want %v; the third prompt has %d tokens", context, want, third.PromptTokens)
 	}
 	asked := len(p.questions)
-	if oldest := f.call(a, id, workflows.HarnessCall{RequestID: "a"}); !oldest.Repeated || oldest.Turn != 0 || !slices.Equal(oldest.OutputIDs, first.OutputIDs) {
+	if oldest := f.call(a, id, workflows.HarnessCall{RequestID: "a", WithPromptIDs: true}); !oldest.Repeated || oldest.Turn != 0 || oldest.PromptIDs != nil || !slices.Equal(oldest.OutputIDs, first.OutputIDs) {
 		t.Fatalf("the oldest request again: %+v", oldest)
 	}
 	// A request is known to the worker that made its turn, and to another one.
 	for _, worker := range []*Activities{a, f.worker(newEngines(t), p, testCheckpointTokens)} {
-		again := f.call(worker, id, workflows.HarnessCall{RequestID: "c", Context: append(slices.Clone(context), 9)})
-		if !again.Repeated || again.Turn != 2 || !slices.Equal(again.OutputIDs, third.OutputIDs) || !slices.Equal(again.Logprobs, third.Logprobs) {
+		again := f.call(worker, id, workflows.HarnessCall{RequestID: "c", Context: append(slices.Clone(context), 9), WithPromptIDs: true})
+		if !again.Repeated || again.Turn != 2 || !slices.Equal(again.PromptIDs, third.PromptIDs) || !slices.Equal(again.OutputIDs, third.OutputIDs) || !slices.Equal(again.Logprobs, third.Logprobs) {
 			t.Fatalf("asked again: %+v, want %+v", again, third)
 		}
 	}
