@@ -7,7 +7,7 @@
           base_url: http://127.0.0.1:8080        # Holdfast's, without /v1
           api_key: TOKEN                         # a trainer's token; anything where none is configured
           model: policy
-          return_token_id_information: false
+          return_token_id_information: true
           uses_reasoning_parser: false
 
 Follows NeMo-Gym of 2026: a model server is a subclass of SimpleResponsesAPIModel with chat_completions and responses.
@@ -22,8 +22,8 @@ takes. It then ends as completed. A later call of the same rollout begins anothe
 whose resource servers give them after the last call.
 
 Token ids, masks and log-probabilities of a rollout stand in its sample, whose task_id begins with the rollout's
-session id in NeMo-Gym. With return_token_id_information they would be in each message, for which Holdfast's answers
-lack the ids of the prompt.
+session id in NeMo-Gym. With return_token_id_information they are in each message as well: the ids are asked for in the
+answer itself (request_prompt_and_generation_token_ids), since a prompt that goes on is no rendering of its messages.
 """
 
 import asyncio
@@ -61,7 +61,9 @@ class HoldfastModel(VLLMModel):
     def model_post_init(self, context):
         super().model_post_init(context)
         if self.config.return_token_id_information:
-            raise ValueError("return_token_id_information: Holdfast's answers lack the ids of the prompt; read the samples")
+            if not hasattr(self.config, "request_prompt_and_generation_token_ids"):
+                raise ValueError("return_token_id_information: this NeMo-Gym would render the prompt anew to get its ids; read the samples")
+            self.config.request_prompt_and_generation_token_ids = True
         self._rollouts, self._run, self._opening, self._ending = {}, None, asyncio.Lock(), set()
 
     def _resolve_client(self, request):

@@ -360,6 +360,7 @@ class NeMoGymTest(ExampleCase):
             api_key: str
             model: str = "policy"
             return_token_id_information: bool = False
+            request_prompt_and_generation_token_ids: bool = False
 
         class VLLMModel:
             def __init__(self, config: Any) -> None:
@@ -374,7 +375,14 @@ class NeMoGymTest(ExampleCase):
 
             async def chat_completions(self, request: Any, body: Body) -> Any:
                 members = {**body.model_dump(exclude_unset=True), "model": self.config.model}
-                choice = (await self._resolve_client(request).create_chat_completion(**members))["choices"][0]
+                if self.config.return_token_id_information:
+                    members.update(logprobs=True, top_logprobs=0, return_tokens_as_token_ids=True)
+                    members["return_token_ids"] = self.config.request_prompt_and_generation_token_ids
+                answer = await self._resolve_client(request).create_chat_completion(**members)
+                choice = answer["choices"][0]
+                if self.config.return_token_id_information:
+                    assert choice["token_ids"] == [int(one["token"][len("token_id:"):]) for one in choice["logprobs"]["content"]]
+                    shown.append((answer["prompt_token_ids"], choice["token_ids"]))
                 message = types.SimpleNamespace(content=choice["message"]["content"], tool_calls=choice["message"].get("tool_calls"))
                 return types.SimpleNamespace(choices=[types.SimpleNamespace(message=message)])
 
@@ -385,6 +393,8 @@ class NeMoGymTest(ExampleCase):
             module = load("nemo_gym_model")
             module.HoldfastModelConfig = dataclasses.dataclass(module.HoldfastModelConfig)
 
+        shown: "List[tuple[List[int], List[int]]]" = []
+
         def config(**given: Any) -> Any:
             return module.HoldfastModelConfig([service.shared().url], service.TOKENS["trainer"], holdfast_run=self.name, **given)
 
@@ -392,7 +402,7 @@ class NeMoGymTest(ExampleCase):
             return types.SimpleNamespace(session={"session_id": rollout}), Body([{"role": "user", "content": "What is in the box?"}, *more], self.TOOLS)
 
         async def rollouts() -> None:
-            users = module.HoldfastModel(config(ends_without_tool_calls=False, rollout_idle_seconds=1.0))
+            users = module.HoldfastModel(config(ends_without_tool_calls=False, rollout_idle_seconds=1.0, return_token_id_information=True))
             first = await users.chat_completions(*ask("users"))
             said = {"role": "assistant", "content": first.choices[0].message.content}
             await users.chat_completions(*ask("users", said, {"role": "user", "content": "And below it?"}))
@@ -411,8 +421,9 @@ class NeMoGymTest(ExampleCase):
         self.assertEqual({name: one.usage.turns for name, one in samples.items()}, {"users-0": 2, "simple-0-0": 1, "simple-1-0": 1, "simple-2-0": 1, "simple-0-1": 1})
         for one in samples.values():
             self.assertEqual((one.status, sum(one.loss_mask)), ("completed", one.usage.output_tokens), one.problem)
-        with self.assertRaisesRegex(ValueError, "ids of the prompt"):
-            module.HoldfastModel(config(return_token_id_information=True))
+        (prompt, said), (longer, answered) = shown
+        self.assertEqual(longer[:len(prompt) + len(said)], prompt + said)
+        self.assertEqual(list(samples["users-0"].token_ids), longer + answered)
 
 
 if __name__ == "__main__":
