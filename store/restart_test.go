@@ -140,6 +140,10 @@ func TestRestartLeavesTheOldAttemptOut(t *testing.T) {
 	if kept != 4 {
 		t.Errorf("%d generated tokens of the old attempt are kept, want 4", kept)
 	}
+	f.readAndAck("trainer", 1)
+	if done := f.prune(atOnce, 10); done.Rows["abandoned_turns"] != 2 || f.count("abandoned_segments", id) != 0 {
+		t.Errorf("of the old attempt was pruned %+v", done)
+	}
 	must(t, f.VerifyCounters(ctx, f.run.ID))
 }
 

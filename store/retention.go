@@ -99,6 +99,9 @@ select exists (select from samples m join run_pruning p using (run_id) where m.s
 	deleteColumnsSQL  = `delete from sample_columns where session_id = any($1)`
 	deleteEventsSQL   = `delete from session_events where session_id = any($1)`
 	deleteTurnsSQL    = `delete from turns where session_id = any($1)`
+	// What restarts left goes with what the session has.
+	deleteAbandonedSegmentsSQL = `delete from abandoned_segments where session_id = any($1)`
+	deleteAbandonedTurnsSQL    = `delete from abandoned_turns where session_id = any($1)`
 	// What is left of a task is its name, class and sizes.
 	emptyTasksSQL = `update tasks set spec = '{}', metadata = null, prompt_ids = null where task_id = any($1)`
 
@@ -264,6 +267,7 @@ func dropHistory(ctx context.Context, tx pgx.Tx, runID uuid.UUID, due []pruneCan
 	batch := &pgx.Batch{}
 	done.queue(batch, "session_events", deleteEventsSQL, ids)
 	done.queue(batch, "turns", deleteTurnsSQL, ids)
+	done.queue(batch, "abandoned_turns", deleteAbandonedTurnsSQL, ids)
 	batch.Queue(advanceHistorySQL, runID, due[len(due)-1].Seq)
 	return done, tx.SendBatch(ctx, batch).Close()
 }
@@ -285,6 +289,7 @@ func (s *Store) dropTranscripts(ctx context.Context, tx pgx.Tx, runID uuid.UUID,
 	}
 	batch := &pgx.Batch{}
 	done.queue(batch, "segments", deleteSegmentsSQL, ids)
+	done.queue(batch, "abandoned_segments", deleteAbandonedSegmentsSQL, ids)
 	done.queue(batch, "sample_columns", deleteColumnsSQL, ids)
 	batch.Queue(emptyTasksSQL, tasks)
 	batch.Queue(advanceTranscriptsSQL, runID, last, lastPlace)
