@@ -45,9 +45,6 @@ const (
 	// transaction has ended, so that nothing is written under an epoch that is over.
 	fencePoolSQL = `select epoch from pool_owners where pool = $1 for share`
 
-	// Nobody waits for the disk because of a placement; see decisionWriter.binding.
-	placementSQL = `set local synchronous_commit to off`
-
 	// Sessions that are queued or ended are left out: a decision about them is late.
 	lockDecidedSQL = `
 select session_id, run_id, state, coalesce(instance, ''), granted_turn, granted_at, predicted_cached_tokens, epoch,
@@ -144,11 +141,6 @@ func (d *decidedSession) queueUpdate(batch *pgx.Batch) {
 		r.admittedAt, r.seconds, r.tokenSeconds, r.tokenMark, d.instances, d.eventSeq)
 }
 
-// places tells whether the decision is to run a turn where the session is admitted.
-func (d *decidedSession) places(decision *router.Decision, epoch int64) bool {
-	return decision.Kind == router.Admit && d.state == SessionActive && d.instance == string(decision.Instance) && d.epoch == epoch
-}
-
 // admit grants the turn and returns whether that changed anything.
 func (d *decidedSession) admit(decision *router.Decision, epoch int64, at time.Time) bool {
 	instance := string(decision.Instance)
@@ -206,11 +198,6 @@ type decisionWriter struct {
 	events   eventRows
 	messages []*DecisionRecord
 	router   pgx.Batch
-	// binding: there is more to write than turns placed where their sessions are
-	// admitted already. Such a placement binds nobody until its turn is committed, whose
-	// transaction, being later in the write-ahead log, takes it to the disk as well. If
-	// the database's machine loses it before that, the turn is placed again.
-	binding bool
 }
 
 // lock checks the epoch and locks and reads the sessions that the records concern.
@@ -248,7 +235,6 @@ func (w *decisionWriter) apply(record *DecisionRecord) error {
 	decision := &record.Decision
 	at := time.Unix(0, decision.At).UTC()
 	if decision.Kind == router.CapChanged {
-		w.binding = true
 		detail, err := json.Marshal(numbersOf(&decision.Numbers))
 		if err != nil {
 			return fmt.Errorf("describing a change of the cap: %w", err)
@@ -261,7 +247,6 @@ func (w *decisionWriter) apply(record *DecisionRecord) error {
 		// The session has ended, or the turn was committed, since the router decided.
 		return nil
 	}
-	w.binding = w.binding || record.Signal || !d.places(decision, w.epoch)
 	var changed bool
 	var kind EventKind
 	switch decision.Kind {
@@ -294,9 +279,6 @@ func (w *decisionWriter) apply(record *DecisionRecord) error {
 // batch is everything that the decisions write.
 func (w *decisionWriter) batch() *pgx.Batch {
 	batch := &w.router
-	if !w.binding {
-		batch.Queue(placementSQL)
-	}
 	for _, d := range w.sorted() {
 		if d.changed {
 			d.queueUpdate(batch)
