@@ -188,7 +188,7 @@ func TestOpenAIAnswers(t *testing.T) {
 			`{"id":"chatcmpl-r1","object":"chat.completion.chunk",` + head + `,"choices":[],` + usage + `}`,
 			`[DONE]`, ``}, "\n\ndata: ")},
 		"text with ids": {textPath, `{"model":"m","prompt":"x","return_token_ids":true}`, `{"id":"cmpl-r1","object":"text_completion",` + head + `,"choices":[{"index":0,"text":"Let me look.","logprobs":null,"finish_reason":"stop","token_ids":[7,8],"prompt_token_ids":[1,2,3,4]}],` + usage + `,` + turn + "}\n"},
-		"text": {textPath, `{"model":"m","prompt":"x","logprobs":0}`, `{"id":"cmpl-r1","object":"text_completion",` + head + `,"choices":[{"index":0,"text":"Let me look.","logprobs":{"text_offset":[],"token_logprobs":[-0.5,-0.25],"tokens":["token_id:7","token_id:8"],"top_logprobs":null},"finish_reason":"stop"}],` + usage + `,` + turn + "}\n"},
+		"text":          {textPath, `{"model":"m","prompt":"x","logprobs":0}`, `{"id":"cmpl-r1","object":"text_completion",` + head + `,"choices":[{"index":0,"text":"Let me look.","logprobs":{"text_offset":[],"token_logprobs":[-0.5,-0.25],"tokens":["token_id:7","token_id:8"],"top_logprobs":null},"finish_reason":"stop"}],` + usage + `,` + turn + "}\n"},
 	} {
 		_, text := s.ask("POST", c.path, c.body, map[string]string{"X-Request-Id": "r1"})
 		want := c.want
