@@ -38,6 +38,9 @@ const (
 	maxProblemBytes = 4 << 10
 )
 
+// errNoRoom: as many environments live here as may. It is no failure of the session.
+var errNoRoom = errors.New("there is no room for another environment yet")
+
 // Step resets the environment of a session, or has it answer the turn before. The
 // observation is stored before it counts, and a repeated step finds it there. What the
 // environment does wrong ends the session as failed, which is a reply; errors are those
@@ -196,21 +199,20 @@ func (s *environmentStep) ask(ctx context.Context) error {
 	if s.a.cfg.Environments == nil {
 		return failure.Newf(failure.Disabled, "opening an environment", "this process has none")
 	}
-	if s.spec.Kind == spec.Exec {
-		leave, err := s.a.steppers.enter(ctx)
-		if err != nil {
-			return err
-		}
-		defer leave()
-	}
 	if s.number > 0 {
 		s.observed.EpisodeStep++
 	}
 	for attempt := 1; ; attempt++ {
 		err := s.call(ctx)
 		kind, _ := failure.KindOf(err)
-		// Room for one more environment comes when another session ends.
-		if err == nil || !kind.Repeatable() || kind == failure.Unreachable && attempt == stepAttempts {
+		switch {
+		case err == nil || !kind.Repeatable():
+			return err
+		case attempt == stepAttempts && kind == failure.Exhausted:
+			// Room for one more environment comes when another session ends. Waiting for
+			// that as long as it takes is Temporal's part, so that it keeps no worker.
+			return fmt.Errorf("%w: %v", errNoRoom, err)
+		case attempt == stepAttempts:
 			return err
 		}
 		s.a.cfg.Logger.Warn("an environment cannot be called, trying again", "session", s.work.ID, "step", s.number, "attempt", attempt, "error", err)
@@ -220,7 +222,15 @@ func (s *environmentStep) ask(ctx context.Context) error {
 	}
 }
 
+// call makes one attempt. Only while a program may run does it count among those that do.
 func (s *environmentStep) call(ctx context.Context) error {
+	if s.spec.Kind == spec.Exec {
+		leave, err := s.a.steppers.enter(ctx)
+		if err != nil {
+			return err
+		}
+		defer leave()
+	}
 	e, err := s.a.cfg.Environments.Open(s.work.ID.String(), *s.spec)
 	if err != nil {
 		return err

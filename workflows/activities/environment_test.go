@@ -159,7 +159,7 @@ func TestFailuresOfEnvironments(t *testing.T) {
 	}{
 		"away for a moment":    {fail(failure.Unreachable, 2), 3, 0},
 		"away":                 {fail(failure.Unreachable, 9), stepAttempts, router.Failed},
-		"no room for a moment": {fail(failure.Exhausted, 7), 8, 0},
+		"no room for a moment": {fail(failure.Exhausted, 3), 4, 0},
 		"late":                 {fail(failure.Timeout, 1), 1, router.Failed},
 		"lost":                 {fail(failure.Lost, 1), 1, router.Failed},
 	} {
@@ -186,6 +186,22 @@ func TestFailuresOfEnvironments(t *testing.T) {
 				t.Fatalf("repeated it gave %+v, %v", again, err)
 			}
 		})
+	}
+}
+
+// TestNoRoomForAnotherEnvironmentKeepsNoWorker: the step is an error that Temporal tries
+// again when others may have ended, and costs the session nothing.
+func TestNoRoomForAnotherEnvironmentKeepsNoWorker(t *testing.T) {
+	f := newFixture(t)
+	a, environments, id := f.stepping(knock)
+	for range stepAttempts {
+		environments.failures = append(environments.failures, failure.Newf(failure.Exhausted, "opening", "as many live here as may"))
+	}
+	if reply, err := a.step(t.Context(), id, 1); !errors.Is(err, errNoRoom) {
+		t.Fatalf("the step gave %+v, %v", reply, err)
+	}
+	if reply, err := a.step(t.Context(), id, 1); err != nil || reply.Outcome != workflows.OutcomeMore {
+		t.Fatalf("with room again it gave %+v, %v", reply, err)
 	}
 }
 

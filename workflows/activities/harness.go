@@ -155,9 +155,14 @@ func (a *Activities) keepTurn(ctx context.Context, g *generation, call *workflow
 		return workflows.HarnessTurn{}, err
 	case already:
 		// Another owner was quicker, on the same request or another one.
-		return a.turnOfRequest(ctx, sc, call.RequestID, call, nil)
+		made, err := a.turnOfRequest(ctx, sc, call.RequestID, call, nil)
+		if errors.Is(err, store.ErrNotFound) {
+			err = workflows.ErrTurnUnderWay
+		}
+		return made, err
 	}
-	a.tell(ctx, g.ended())
+	// Also to a caller that has left meanwhile: the turn is over.
+	a.tell(context.WithoutCancel(ctx), g.ended())
 	a.cfg.Engines.Receipt(g.placement.Instance, g.placement.PredictedCachedTokens, int64(g.result.CachedTokens))
 	made := workflows.HarnessTurn{
 		Turn: turn, OutputIDs: g.out.ids, Logprobs: g.out.logprobs, FinishReason: g.finish.String(), PromptTokens: commit.PromptTokens,
@@ -187,7 +192,7 @@ func (a *Activities) keepTurn(ctx context.Context, g *generation, call *workflow
 // harnessContext returns the session as it stands, once it has left the queue.
 func (a *Activities) harnessContext(ctx context.Context, id uuid.UUID, onWait func(string)) (*sessionContext, error) {
 	if sc := a.contexts.takeAny(id); sc != nil {
-		return sc, nil
+		return sc, a.renewRunTime(ctx, sc)
 	}
 	for {
 		waitsFor := string(store.SessionQueued)
@@ -338,7 +343,8 @@ func (a *Activities) Outside(ctx context.Context, session string) (workflows.Out
 		}, nil
 	}
 	patience := time.Duration(idleSeconds(&work.Spec) * float64(time.Second))
-	silent := h.Now.Sub(h.QuietSince)
+	// A call that waited at an owner that is gone is coming again: nobody here knows of it.
+	silent := min(h.Now.Sub(h.QuietSince), time.Since(a.made))
 	switch {
 	case a.callers.isBusy(id):
 		silent = 0

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 
@@ -243,5 +244,47 @@ func TestSilentHarnessEndsAsFailed(t *testing.T) {
 		if reply.WaitMillis < 1 || reply.WaitMillis > 101 {
 			t.Fatalf("to be looked at again after %d ms", reply.WaitMillis)
 		}
+	}
+}
+
+// TestHarnessThatWaitedAtAnOwnerWhoIsGoneHasItsTime: the new owner knows of no call, and
+// counts silence from when it began.
+func TestHarnessThatWaitedAtAnOwnerWhoIsGoneHasItsTime(t *testing.T) {
+	f := newFixture(t)
+	id := f.session(harnessed(4))
+	a := f.worker(newEngines(t), &placements{}, testCheckpointTokens)
+	f.call(a, id, workflows.HarnessCall{RequestID: "a"})
+	_, err := f.conn.Exec(t.Context(), `update turns set committed_at = committed_at - interval '1 hour'`)
+	must(t, err)
+	_, err = f.conn.Exec(t.Context(), `update sessions set dispatched_at = dispatched_at - interval '1 hour'`)
+	must(t, err)
+	reply, err := a.Outside(t.Context(), id.String())
+	if err != nil || reply.Outcome != workflows.OutcomeOutside || reply.WaitMillis < 599_000 {
+		t.Errorf("at the new owner: %+v, %v", reply, err)
+	}
+	a.made = a.made.Add(-time.Hour)
+	if reply, err = a.Outside(t.Context(), id.String()); err != nil || reply.End.Status != router.Failed.String() {
+		t.Errorf("after an hour there: %+v, %v", reply, err)
+	}
+}
+
+// TestRunTimeIsLimitedWhileTheContextIsCached: admission and holds come after a context
+// was cached.
+func TestRunTimeIsLimitedWhileTheContextIsCached(t *testing.T) {
+	f := newFixture(t)
+	spec := harnessed(4)
+	spec.Limits.MaxRunSeconds = 1_800
+	id := f.session(spec)
+	a := f.worker(newEngines(t), &placements{}, testCheckpointTokens)
+	f.call(a, id, workflows.HarnessCall{RequestID: "a"})
+	began := `update sessions set first_admitted_at = statement_timestamp() - interval '1 hour', held_seconds = `
+	_, err := f.conn.Exec(t.Context(), began+`3000`)
+	must(t, err)
+	f.call(a, id, workflows.HarnessCall{RequestID: "b"})
+	_, err = f.conn.Exec(t.Context(), began+`0`)
+	must(t, err)
+	var limit *workflows.LimitError
+	if made, err := a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "c"}, ignore); !errors.As(err, &limit) {
+		t.Errorf("after an hour of 30 minutes: %+v, %v", made, err)
 	}
 }

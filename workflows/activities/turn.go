@@ -113,7 +113,7 @@ func (a *Activities) appendBefore(ctx context.Context, sc *sessionContext, turn 
 // what is left of a turn that was cut.
 func (a *Activities) load(ctx context.Context, id uuid.UUID, turn int) (*sessionContext, error) {
 	if sc := a.contexts.take(id, turn); sc != nil {
-		return sc, nil
+		return sc, a.renewRunTime(ctx, sc)
 	}
 	work, err := a.cfg.Store.SessionForWork(ctx, id)
 	if err != nil {
@@ -140,6 +140,20 @@ func (a *Activities) load(ctx context.Context, id uuid.UUID, turn int) (*session
 	}
 	sc.output = newOutput(partial, a.cfg.CheckpointTokens)
 	return sc, nil
+}
+
+// renewRunTime reads again how long a session has run, which its cached context cannot
+// know, if its task limits that.
+func (a *Activities) renewRunTime(ctx context.Context, sc *sessionContext) error {
+	if sc.work.Spec.Limits.MaxRunSeconds == 0 {
+		return nil
+	}
+	work, err := a.cfg.Store.SessionForWork(ctx, sc.work.ID)
+	if err != nil {
+		return err
+	}
+	sc.work.FirstAdmittedAt, sc.work.HeldSeconds = work.FirstAdmittedAt, work.HeldSeconds
+	return nil
 }
 
 // commit writes a generated turn and keeps trying while the store is away: the
