@@ -2,10 +2,12 @@ package service
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/prometheus/client_golang/prometheus"
 
 	"holdfast/store"
@@ -22,9 +24,16 @@ type Retention struct {
 	StepPause time.Duration
 }
 
+// prunable is what the pruner needs of the store.
+type prunable interface {
+	PrunableRuns(ctx context.Context, pool string) ([]uuid.UUID, error)
+	Prune(ctx context.Context, runID uuid.UUID, keep store.Retention, limit int) (store.Pruned, error)
+	PruneRouterEvents(ctx context.Context, pool string, keep time.Duration, limit int) (int64, error)
+}
+
 // pruner removes what the retention lets go of, while its process owns the pool.
 type pruner struct {
-	store  *store.Store
+	store  prunable
 	pool   string
 	keep   Retention
 	pruned *prometheus.CounterVec
@@ -47,29 +56,37 @@ func (p *pruner) run(ctx context.Context) error {
 	}
 }
 
-// prune takes every run of the pool as far as it may go.
+// prune takes every run of the pool as far as it may go. What fails with one keeps
+// nothing else from being pruned.
 func (p *pruner) prune(ctx context.Context) error {
 	runs, err := p.store.PrunableRuns(ctx, p.pool)
-	if err != nil {
-		return err
-	}
+	failed := []error{err}
 	for _, run := range runs {
-		for {
-			done, err := p.store.Prune(ctx, run, p.keep.Retention, p.keep.StepSamples)
-			if err != nil {
-				return err
-			}
-			for table, n := range done.Rows {
-				p.pruned.WithLabelValues(table).Add(float64(n))
-			}
-			if max(done.Samples, done.Histories) < int64(p.keep.StepSamples) {
-				break
-			}
-			if err := p.pause(ctx); err != nil {
-				return err
-			}
+		failed = append(failed, p.pruneRun(ctx, run))
+	}
+	return errors.Join(append(failed, p.pruneRouterEvents(ctx))...)
+}
+
+func (p *pruner) pruneRun(ctx context.Context, run uuid.UUID) error {
+	for {
+		done, err := p.store.Prune(ctx, run, p.keep.Retention, p.keep.StepSamples)
+		// What was removed before an error is gone as well.
+		for table, n := range done.Rows {
+			p.pruned.WithLabelValues(table).Add(float64(n))
+		}
+		if err != nil {
+			return err
+		}
+		if max(done.Samples, done.Histories) < int64(p.keep.StepSamples) {
+			return nil
+		}
+		if err := p.pause(ctx); err != nil {
+			return err
 		}
 	}
+}
+
+func (p *pruner) pruneRouterEvents(ctx context.Context) error {
 	for p.keep.RouterEvents > 0 {
 		n, err := p.store.PruneRouterEvents(ctx, p.pool, p.keep.RouterEvents, p.keep.StepSamples)
 		if err != nil {
