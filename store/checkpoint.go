@@ -27,7 +27,10 @@ type TurnEffort struct {
 // Checkpoint is output of a turn that is not committed yet, from StartTokens on.
 type Checkpoint struct {
 	SessionID uuid.UUID
-	Turn      int
+	// Restarts is the session's as the worker read it with the context: output of an
+	// attempt that was left is refused.
+	Restarts int
+	Turn     int
 	// StartTokens is where the output begins within the turn's.
 	StartTokens int
 	// Previous is the part that this output follows, the zero value at the beginning.
@@ -59,9 +62,9 @@ const (
 	// The lock orders checkpoints with the turn's commit and the session's end, so
 	// that none is left behind.
 	lockCheckpointSQL = `
-select turns = $2 and ` + liveCondition + `, turns from sessions where session_id = $1 for no key update`
+select restarts = $3 and turns = $2 and ` + liveCondition + `, restarts, turns from sessions where session_id = $1 for no key update`
 
-	openTurnCondition = `exists (select from sessions where session_id = $1 and turns = $2 and ` + liveCondition + `)`
+	openTurnCondition = `exists (select from sessions where session_id = $1 and restarts = $5 and turns = $2 and ` + liveCondition + `)`
 
 	followsSQL = `
 ($3 = 0 or exists (select from turn_checkpoints c where c.session_id = $1 and c.turn = $2 and c.part = $4 and c.start_tokens + c.tokens = $3))`
@@ -73,8 +76,8 @@ delete from turn_checkpoints where session_id = $1 and turn = $2 and start_token
 	insertCheckpointsSQL = `
 insert into turn_checkpoints (session_id, turn, start_tokens, tokens, part, previous, ids, logprobs, policy_version, instance, epoch,
                               attempts, resumes, tokens_regenerated, at)
-select $1, $2, p.start_tokens, p.tokens, p.part, p.previous, p.ids, p.logprobs, p.policy_version, $5, $6, $7, $8, $9, statement_timestamp()
-from unnest($10::int[], $11::int[], $12::uuid[], $13::uuid[], $14::bytea[], $15::bytea[], $16::bigint[])
+select $1, $2, p.start_tokens, p.tokens, p.part, p.previous, p.ids, p.logprobs, p.policy_version, $6, $7, $8, $9, $10, statement_timestamp()
+from unnest($11::int[], $12::int[], $13::uuid[], $14::uuid[], $15::bytea[], $16::bytea[], $17::bigint[])
      as p (start_tokens, tokens, part, previous, ids, logprobs, policy_version)
 where ` + openTurnCondition + ` and ` + followsSQL
 
@@ -88,19 +91,19 @@ from turn_checkpoints where session_id = $1 and turn = $2 order by start_tokens`
 // SaveCheckpoint makes output of an uncommitted turn durable in one round trip and
 // returns the part at its end, which the next checkpoint follows. It replaces what
 // is stored from StartTokens on. Refusals: ErrCheckpointSuperseded, ErrSessionEnded,
-// ErrTurnOutOfOrder once the turn is committed, ErrNotFound, *FieldError.
+// ErrSessionRestarted, ErrTurnOutOfOrder once the turn is committed, ErrNotFound, *FieldError.
 func (s *Store) SaveCheckpoint(ctx context.Context, c Checkpoint) (last uuid.UUID, err error) {
 	if err := c.check(); err != nil {
 		return uuid.Nil, err
 	}
 	var open bool
-	var turns int
+	var restarts, turns int
 	var saved int64
 	rows := c.rows()
 	batch := &pgx.Batch{}
-	batch.Queue(lockCheckpointSQL, c.SessionID, c.Turn).QueryRow(func(row pgx.Row) error { return row.Scan(&open, &turns) })
-	batch.Queue(replaceCheckpointsSQL, c.SessionID, c.Turn, c.StartTokens, c.Previous)
-	batch.Queue(insertCheckpointsSQL, c.SessionID, c.Turn, c.StartTokens, c.Previous, c.Instance, c.Epoch,
+	batch.Queue(lockCheckpointSQL, c.SessionID, c.Turn, c.Restarts).QueryRow(func(row pgx.Row) error { return row.Scan(&open, &restarts, &turns) })
+	batch.Queue(replaceCheckpointsSQL, c.SessionID, c.Turn, c.StartTokens, c.Previous, c.Restarts)
+	batch.Queue(insertCheckpointsSQL, c.SessionID, c.Turn, c.StartTokens, c.Previous, c.Restarts, c.Instance, c.Epoch,
 		c.Attempts, c.Resumes, c.TokensRegenerated,
 		rows.starts, rows.counts, rows.parts, rows.previous, rows.ids, rows.logprobs, rows.versions,
 	).Exec(func(tag pgconn.CommandTag) error { saved = tag.RowsAffected(); return nil })
@@ -111,6 +114,8 @@ func (s *Store) SaveCheckpoint(ctx context.Context, c Checkpoint) (last uuid.UUI
 		return rows.parts[len(rows.parts)-1], nil
 	case open:
 		err = ErrCheckpointSuperseded
+	case restarts != c.Restarts:
+		err = ErrSessionRestarted
 	case turns > c.Turn:
 		err = fmt.Errorf("it is committed: %w", ErrTurnOutOfOrder)
 	case turns < c.Turn:

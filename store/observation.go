@@ -17,6 +17,9 @@ import (
 // the session goes on from it.
 type Observation struct {
 	SessionID uuid.UUID
+	// Restarts is the session's as the worker read it: an observation of an attempt that
+	// was left is refused.
+	Restarts int
 	// Step is 0 for the reset; n answers the message of turn n-1.
 	Step int
 	// EpisodeStep is the number of the environment's own step that gave it: the last
@@ -41,7 +44,7 @@ const (
 	saveObservationSQL = `
 with session as (
     update sessions set event_seq = event_seq + 1, tool_seconds = tool_seconds + case when $8::text is null then 0 else $7::double precision end
-    where session_id = $1 and ` + liveCondition + ` and not exists (select from observations where session_id = $1 and step = $2)
+    where session_id = $1 and restarts = $11 and ` + liveCondition + ` and not exists (select from observations where session_id = $1 and step = $2)
     returning run_id, event_seq
 ), observation as (
     insert into observations (session_id, step, episode_step, tokens, ids, reward, seconds, status, problem, at)
@@ -57,12 +60,14 @@ where session_id = $1 and step = $2`
 	selectEnvironmentRewardSQL = `
 select reward from observations where session_id = $1 and reward is not null order by step desc limit 1`
 
+	selectRestartsSQL = `select restarts from sessions where session_id = $1`
+
 	dropObservationsSQL = `delete from observations where session_id = $1`
 )
 
 // SaveObservation makes an observation count and writes its event, with that detail.
 // It returns what is stored: where the step was made before, the earlier observation
-// stands. Refusals: ErrSessionEnded, ErrNotFound, *FieldError.
+// stands. Refusals: ErrSessionEnded, ErrSessionRestarted, ErrNotFound, *FieldError.
 func (s *Store) SaveObservation(ctx context.Context, o Observation, detail json.RawMessage) (Observation, error) {
 	if o.Reward != nil && (math.IsNaN(*o.Reward) || math.IsInf(*o.Reward, 0)) {
 		return o, &FieldError{Path: "reward", Problem: fmt.Sprintf("must be finite, is %v", *o.Reward)}
@@ -77,19 +82,25 @@ func (s *Store) SaveObservation(ctx context.Context, o Observation, detail json.
 	}
 	doing := fmt.Sprintf("saving observation %d of session", o.Step)
 	tag, err := s.pool.Exec(ctx, saveObservationSQL, o.SessionID, o.Step, o.EpisodeStep, len(o.IDs), packTokens(o.IDs), o.Reward, o.Seconds,
-		status, cleanText(o.Problem), nullJSON(detail))
+		status, cleanText(o.Problem), nullJSON(detail), o.Restarts)
 	if err != nil && !violates(err, "observations_pkey") {
 		return o, found(err, doing, o.SessionID)
 	}
 	if err == nil && tag.RowsAffected() == 1 {
 		return o, nil
 	}
+	var restarts int
+	if err := s.pool.QueryRow(ctx, selectRestartsSQL, o.SessionID).Scan(&restarts); err != nil {
+		return o, found(err, doing, o.SessionID)
+	}
+	if restarts != o.Restarts {
+		// What is stored is another attempt's.
+		return o, fmt.Errorf("%s %s: %w", doing, o.SessionID, ErrSessionRestarted)
+	}
 	stored, ok, err := s.Observation(ctx, o.SessionID, o.Step)
 	if err != nil || ok {
+		stored.Restarts = o.Restarts
 		return stored, err
-	}
-	if err := sessionMustExist(ctx, s.pool, o.SessionID); err != nil {
-		return o, found(err, doing, o.SessionID)
 	}
 	return o, fmt.Errorf("%s %s: %w", doing, o.SessionID, ErrSessionEnded)
 }

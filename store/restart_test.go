@@ -29,7 +29,9 @@ func restarting(t *testing.T, restarts int) *fixture {
 func (f *fixture) turnAt(id uuid.UUID, number int) {
 	f.t.Helper()
 	f.decide(f.admit(id, number, "w1"))
-	_, err := f.CommitTurn(f.t.Context(), turn(id, number))
+	commit := turn(id, number)
+	commit.Restarts = f.session(id).Restarts
+	_, err := f.CommitTurn(f.t.Context(), commit)
 	must(f.t, err)
 }
 
@@ -102,6 +104,7 @@ func TestRestartLeavesTheOldAttemptOut(t *testing.T) {
 		t.Fatal(err)
 	}
 	again := turn(id, 0)
+	again.Restarts = 1
 	again.Generated, again.Versions = []int32{40, 41, 42}, nil
 	again.PolicyVersion, again.Logprobs = 5, []float32{-1, -2, -3}
 	f.decide(f.admit(id, 0, "w2"))
@@ -145,6 +148,74 @@ func TestRestartLeavesTheOldAttemptOut(t *testing.T) {
 		t.Errorf("of the old attempt was pruned %+v", done)
 	}
 	must(t, f.VerifyCounters(ctx, f.run.ID))
+}
+
+// TestTheAttemptThatWasLeftWritesNothing: a worker that hung while its session began
+// again may wake when the new attempt has come just as far. Its turn, its observation
+// and its checkpoint are refused, also as repetitions of what is there.
+func TestTheAttemptThatWasLeftWritesNothing(t *testing.T) {
+	f := restarting(t, 2)
+	ctx := t.Context()
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	f.turnAt(id, 0)
+	must(t, f.AdvancePolicyVersion(ctx, pool, 1))
+	if err := f.cancelled(id); !errors.Is(err, store.ErrSessionRestarted) {
+		t.Fatal(err)
+	}
+	work, err := f.SessionForWork(ctx, id)
+	must(t, err)
+	if work.Restarts != 1 {
+		t.Fatalf("a worker reads %d restarts", work.Restarts)
+	}
+	again := turn(id, 0)
+	again.Restarts, again.Generated = 1, []int32{40, 41}
+	f.decide(f.admit(id, 0, "w2"))
+	_, err = f.CommitTurn(ctx, again)
+	must(t, err)
+	_, err = f.SaveObservation(ctx, store.Observation{SessionID: id, Restarts: 1, Step: 0, IDs: []int32{7}}, nil)
+	must(t, err)
+
+	for number := range 2 {
+		if _, err := f.CommitTurn(ctx, turn(id, number)); !errors.Is(err, store.ErrSessionRestarted) {
+			t.Errorf("turn %d of the old attempt: %v", number, err)
+		}
+		if _, err := f.SaveObservation(ctx, store.Observation{SessionID: id, Step: number, IDs: []int32{9}}, nil); !errors.Is(err, store.ErrSessionRestarted) {
+			t.Errorf("observation %d of the old attempt: %v", number, err)
+		}
+	}
+	late := checkpoint(id, 1, 0, 3, 1, uuid.Nil)
+	if _, err := f.SaveCheckpoint(ctx, late); !errors.Is(err, store.ErrSessionRestarted) {
+		t.Errorf("a checkpoint of the old attempt: %v", err)
+	}
+	late.Restarts = 1
+	if _, err := f.SaveCheckpoint(ctx, late); err != nil {
+		t.Errorf("a checkpoint of the new attempt: %v", err)
+	}
+	f.turnAt(id, 1)
+	f.end(id, router.Completed)
+	sample := f.samples(store.SampleQuery{WithTokens: true}).Samples[0]
+	if want := []int32{1, 2, 3, 40, 41, 51, 101, 201}; !slices.Equal(sample.Tokens.TokenIDs, want) {
+		t.Errorf("the sample is %v, want %v", sample.Tokens.TokenIDs, want)
+	}
+	f.verify()
+}
+
+// TestTurnOfAnotherContextIsRefused: what a worker generated from tokens that are not
+// the session's is not its next turn.
+func TestTurnOfAnotherContextIsRefused(t *testing.T) {
+	f := newFixture(t, 10)
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	f.commit(id, 0)
+	wrong := turn(id, 1)
+	wrong.PromptTokens++
+	var field *store.FieldError
+	if _, err := f.CommitTurn(t.Context(), wrong); !errors.As(err, &field) || field.Path != "prompt_tokens" {
+		t.Fatalf("a turn of another context: %v", err)
+	}
+	f.commit(id, 1)
+	f.verify()
 }
 
 // TestWhatDoesNotRestart: a wish to cancel counts for more, a run that has ended begins

@@ -16,6 +16,9 @@ import (
 // TurnCommit is one finished model call with the tokens it added.
 type TurnCommit struct {
 	SessionID uuid.UUID
+	// Restarts is the session's as the worker read it with the context: a turn of an
+	// attempt that was left is refused.
+	Restarts int
 	// Turn counts from 0; it must be the number of turns committed before.
 	Turn     int
 	Instance string
@@ -33,7 +36,8 @@ type TurnCommit struct {
 	Generated []int32
 	// Logprobs of Generated: as many, all finite; or none.
 	Logprobs []float32
-	// PromptTokens is the context before the turn. CachedTokens of it came from the
+	// PromptTokens is the context before the turn: what the session has, or the turn
+	// kept of it, and Appended. CachedTokens of it came from the
 	// prefix cache, -1 if the engine did not tell; PredictedCachedTokens is what
 	// the router expected. With several calls both are those of the last.
 	PromptTokens          int64
@@ -106,7 +110,7 @@ with session as (
         tool_seconds = tool_seconds + $17, finish_reason = $18,
         min_policy_version = least(min_policy_version, $27), max_policy_version = greatest(max_policy_version, $28),
         resumes = resumes + $29, tokens_regenerated = tokens_regenerated + $30
-    where session_id = $1 and turns = $2 and coalesce($32, 0) <= context_tokens and ` + liveCondition + `
+    where session_id = $1 and restarts = $35 and turns = $2 and coalesce($32, 0) <= context_tokens and coalesce($32, context_tokens) + $11 = $7 and ` + liveCondition + `
     returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
 ), turn as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
@@ -126,7 +130,7 @@ with session as (
 )
 select count(*) from session`
 
-	selectTurnStateSQL = `select ` + liveCondition + `, turns from sessions where session_id = $1`
+	selectTurnStateSQL = `select ` + liveCondition + `, restarts, turns, context_tokens from sessions where session_id = $1`
 
 	selectTurnsSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
@@ -137,8 +141,9 @@ from turns where session_id = $1 and turn > $2 order by turn limit $3`
 
 // CommitTurn makes a turn durable: the turn, its token segments and the session's
 // totals, in one round trip. Repeating it changes nothing and reports
-// alreadyCommitted. Refusals: ErrSessionEnded, ErrTurnOutOfOrder, ErrTurnOfOtherRequest, ErrNotFound,
-// *FieldError for log-probabilities that are not finite or not as many as tokens.
+// alreadyCommitted. Refusals: ErrSessionEnded, ErrSessionRestarted, ErrTurnOutOfOrder,
+// ErrTurnOfOtherRequest, ErrNotFound, *FieldError for log-probabilities that are not
+// finite or not as many as tokens, and for a prompt that is not the session's context.
 func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommitted bool, err error) {
 	if err := commit.check(); err != nil {
 		return false, err
@@ -155,14 +160,20 @@ func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommi
 		return false, nil
 	}
 	var live bool
-	var turns int
-	err = s.pool.QueryRow(ctx, selectTurnStateSQL, commit.SessionID).Scan(&live, &turns)
+	var restarts, turns int
+	var contextTokens int64
+	err = s.pool.QueryRow(ctx, selectTurnStateSQL, commit.SessionID).Scan(&live, &restarts, &turns, &contextTokens)
 	switch {
 	case err != nil:
+	case commit.Restarts != restarts:
+		// What is committed is another attempt's, whatever its number.
+		err = ErrSessionRestarted
 	case commit.Turn < turns:
 		return true, nil
 	case !live:
 		err = ErrSessionEnded
+	case commit.Turn == turns && commit.Kept == nil:
+		err = &FieldError{Path: "prompt_tokens", Problem: fmt.Sprintf("must be the session's %d with the %d appended, is %d", contextTokens, len(commit.Appended), commit.PromptTokens)}
 	default:
 		err = fmt.Errorf("%d turns are committed: %w", turns, ErrTurnOutOfOrder)
 	}
@@ -224,7 +235,7 @@ func (c *TurnCommit) arguments() []any {
 	return []any{c.SessionID, c.Turn, c.Instance, c.Epoch, c.PolicyVersion, appended, c.PromptTokens,
 		max(0, c.PredictedCachedTokens), cached, int64(len(c.Generated)), appended, c.StartedAt,
 		c.QueueSeconds, c.PrefillSeconds, c.DecodeSeconds, c.TotalSeconds, c.ToolSeconds, cleanText(c.FinishReason), max(1, c.Attempts),
-		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID, c.Kept, seenLength, seenDigest}
+		p.parts, p.kinds, p.starts, p.counts, p.ids, p.logprobs, p.versions, oldest, newest, c.Resumes, c.TokensRegenerated, c.RequestID, c.Kept, seenLength, seenDigest, c.Restarts}
 }
 
 // turnParts are the columns of a turn's segments.

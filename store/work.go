@@ -41,6 +41,9 @@ type WorkSession struct {
 	// that are over.
 	FirstAdmittedAt *time.Time
 	HeldSeconds     float64
+	// Restarts counts how often the session was begun again: it names the attempt that
+	// the rest is of.
+	Restarts int
 }
 
 // LiveSession is a session that the router must know: held, or active somewhere.
@@ -71,7 +74,7 @@ type LiveSession struct {
 const (
 	selectWorkSQL = `
 select s.session_id, s.run_id, s.pool, s.batch_id, s.task_id, s.member, t.group_size, s.class, t.spec, t.metadata, t.prompt_tokens,
-       s.policy_version, s.state, s.turns, s.context_tokens, s.cancel_requested_at is not null, s.finish is not null, s.first_admitted_at, s.held_seconds
+       s.policy_version, s.state, s.turns, s.context_tokens, s.cancel_requested_at is not null, s.finish is not null, s.first_admitted_at, s.held_seconds, s.restarts
 from sessions s join tasks t using (task_id) where s.session_id = $1`
 
 	// A prompt of known length without stored ids is synthetic. Others are not
@@ -98,7 +101,7 @@ func (s *Store) SessionForWork(ctx context.Context, id uuid.UUID) (WorkSession, 
 	var w WorkSession
 	var spec, metadata []byte
 	err := s.pool.QueryRow(ctx, selectWorkSQL, id).Scan(&w.ID, &w.RunID, &w.Pool, &w.BatchID, &w.TaskID, &w.Member, &w.GroupSize, &w.Class,
-		&spec, &metadata, &w.PromptTokens, &w.PolicyVersion, &w.State, &w.Turns, &w.ContextTokens, &w.CancelRequested, &w.FinishRequested, &w.FirstAdmittedAt, &w.HeldSeconds)
+		&spec, &metadata, &w.PromptTokens, &w.PolicyVersion, &w.State, &w.Turns, &w.ContextTokens, &w.CancelRequested, &w.FinishRequested, &w.FirstAdmittedAt, &w.HeldSeconds, &w.Restarts)
 	if err != nil {
 		return WorkSession{}, found(err, "reading session", id)
 	}

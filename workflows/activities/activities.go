@@ -144,6 +144,7 @@ func (a *Activities) Admit(ctx context.Context, ref workflows.TurnRef) (workflow
 	if err != nil {
 		return workflows.AdmitReply{}, fmt.Errorf("admitting session %s: %w", id, err)
 	}
+	a.contexts.dropOlder(id, work.Restarts)
 	stepped := work.Spec.Stepped() != nil
 	tokenize, measured := a.tokenizePrompt, promptAwaitsTools(&work)
 	if measured {

@@ -23,8 +23,10 @@ const (
 type saver struct {
 	a       *Activities
 	session uuid.UUID
-	turn    int
-	out     *output
+	// restarts names the session's attempt that the turn is of.
+	restarts int
+	turn     int
+	out      *output
 	// ended: the turn is another worker's or over, and nothing is to be saved.
 	ended bool
 	wake  chan struct{}
@@ -74,12 +76,12 @@ func (s *saver) save(ctx context.Context) {
 	if !ok || s.ended {
 		return
 	}
-	c.SessionID, c.Turn, c.Epoch = s.session, s.turn, s.a.cfg.Epoch
+	c.SessionID, c.Restarts, c.Turn, c.Epoch = s.session, s.restarts, s.turn, s.a.cfg.Epoch
 	last, err := s.a.cfg.Store.SaveCheckpoint(ctx, c)
 	switch {
 	case err == nil:
 		s.out.saved(savedPart{id: last, end: c.StartTokens + len(c.IDs)})
-	case errors.Is(err, store.ErrCheckpointSuperseded), errors.Is(err, store.ErrSessionEnded), errors.Is(err, store.ErrTurnOutOfOrder):
+	case errors.Is(err, store.ErrCheckpointSuperseded), errors.Is(err, store.ErrSessionEnded), errors.Is(err, store.ErrSessionRestarted), errors.Is(err, store.ErrTurnOutOfOrder):
 		s.ended = true
 		s.a.cfg.Logger.Info("a turn's output is not this worker's to save any more", "session", s.session, "turn", s.turn, "reason", err)
 	case ctx.Err() == nil:

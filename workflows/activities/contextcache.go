@@ -69,7 +69,26 @@ func (c *contextCache) takeAny(session uuid.UUID) *sessionContext {
 	return entry
 }
 
-func (c *contextCache) put(entry *sessionContext) { c.entries.Set(entry.work.ID, entry) }
+// put keeps a context. A worker that hung while its session began again may come with
+// one of the attempt that was left, which does not replace a later one.
+func (c *contextCache) put(entry *sessionContext) {
+	c.entries.Compute(entry.work.ID, func(kept *sessionContext, found bool) (*sessionContext, otter.ComputeOp) {
+		if found && kept.work.Restarts > entry.work.Restarts {
+			return kept, otter.CancelOp
+		}
+		return entry, otter.WriteOp
+	})
+}
+
+// dropOlder removes a context of an attempt before the given one.
+func (c *contextCache) dropOlder(session uuid.UUID, restarts int) {
+	c.entries.ComputeIfPresent(session, func(kept *sessionContext) (*sessionContext, otter.ComputeOp) {
+		if kept.work.Restarts < restarts {
+			return nil, otter.InvalidateOp
+		}
+		return kept, otter.CancelOp
+	})
+}
 
 func (c *contextCache) drop(session uuid.UUID) { c.entries.Invalidate(session) }
 

@@ -101,7 +101,7 @@ type environmentStep struct {
 
 // observe makes a step and stores what came of it.
 func (a *Activities) observe(ctx context.Context, work *store.WorkSession, number int) (store.Observation, error) {
-	s := &environmentStep{a: a, work: work, spec: work.Spec.Stepped(), number: number, observed: store.Observation{SessionID: work.ID, Step: number}}
+	s := &environmentStep{a: a, work: work, spec: work.Spec.Stepped(), number: number, observed: store.Observation{SessionID: work.ID, Restarts: work.Restarts, Step: number}}
 	switch {
 	case s.spec == nil:
 		return s.observed, errors.New("the task has no environment to step")

@@ -75,7 +75,7 @@ func prefillSeconds(r *engine.Result) float64 {
 func (a *Activities) newGeneration(sc *sessionContext, turn int, request engine.Request) *generation {
 	g := &generation{
 		a: a, sc: sc, turn: turn, out: sc.output, request: request, startedAt: time.Now(),
-		save: &saver{a: a, session: sc.work.ID, turn: turn, out: sc.output},
+		save: &saver{a: a, session: sc.work.ID, restarts: sc.work.Restarts, turn: turn, out: sc.output},
 	}
 	g.result.CachedTokens = -1
 	g.placement.Instance = router.InstanceID(g.out.instance)
@@ -326,7 +326,7 @@ func (g *generation) ended() *router.TurnEnded {
 func (g *generation) commit(committed int) store.TurnCommit {
 	context := int64(len(g.sc.tokens))
 	commit := store.TurnCommit{
-		SessionID: g.sc.work.ID, Turn: g.turn, Instance: string(g.placement.Instance), Epoch: g.a.cfg.Epoch,
+		SessionID: g.sc.work.ID, Restarts: g.sc.work.Restarts, Turn: g.turn, Instance: string(g.placement.Instance), Epoch: g.a.cfg.Epoch,
 		PolicyVersion: g.sc.work.PolicyVersion, Versions: g.out.versions,
 		Appended: g.sc.tokens[committed:], Generated: g.out.ids, Logprobs: g.out.logprobs,
 		PromptTokens: context, StartedAt: g.startedAt,

@@ -74,6 +74,8 @@ func (a *Activities) turn(ctx context.Context, id uuid.UUID, turn int, p *pulse)
 		return over(router.Cancelled, ""), nil
 	}
 	if err != nil {
+		// Where the session has begun again this is an activity of the run that was left,
+		// which nobody hears; or its context was, and the next try reads the store.
 		return workflows.TurnReply{}, err
 	}
 	if already {
@@ -163,7 +165,7 @@ func (a *Activities) commit(ctx context.Context, commit store.TurnCommit) (alrea
 	for tries := 1; ; tries++ {
 		already, err = a.cfg.Store.CommitTurn(ctx, commit)
 		var field *store.FieldError
-		if err == nil || errors.Is(err, store.ErrSessionEnded) || errors.Is(err, store.ErrNotFound) ||
+		if err == nil || errors.Is(err, store.ErrSessionEnded) || errors.Is(err, store.ErrSessionRestarted) || errors.Is(err, store.ErrNotFound) ||
 			errors.Is(err, store.ErrTurnOutOfOrder) || errors.Is(err, store.ErrTurnOfOtherRequest) || errors.As(err, &field) || time.Now().After(deadline) {
 			return already, err
 		}
