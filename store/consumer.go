@@ -32,6 +32,11 @@ select run_id, consumer, delivered_seq, acked_seq, start_seq, grouped, updated_a
 	lockConsumerSQL    = consumerColumns + ` and consumer = $2 for update`
 	lockConsumerRowSQL = `select true from consumers where run_id = $1 and consumer = $2 for update`
 
+	// The consumer that has acknowledged most since its start. Of equals it is the one
+	// that began first, which has the more to read.
+	furthestConsumerSQL = `
+select x.consumer, x.grouped, x.start_seq, x.acked_seq from consumers x where x.run_id = $1 order by x.acked_seq - x.start_seq desc, x.start_seq, x.consumer limit 1`
+
 	selectConsumersSQL = consumerColumns + ` order by consumer`
 
 	// $3 and $4 are the old and the new place, $5 whether they count whole groups. A

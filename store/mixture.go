@@ -68,15 +68,13 @@ const (
 select k.class, coalesce(c.share, 0), k.released, k.completed + k.truncated, coalesce(f.consumed, 0), k.stale, k.over_bound
 from runs r join class_counters k using (run_id)
      left join contract_classes c on c.run_id = r.run_id and c.version = r.contract_version and c.class = k.class
-     left join consumer_classes f on f.run_id = r.run_id and f.class = k.class and f.consumer = (
-         select consumer from consumers x where x.run_id = r.run_id order by acked_seq - start_seq desc, consumer limit 1)
+     left join consumer_classes f on f.run_id = r.run_id and f.class = k.class and f.consumer = (select x.consumer from (` + furthestConsumerSQL + `) x)
 where r.run_id = $1 order by k.class`
 
 	// $2 and $3 are the window's ends, null if open. What a consumer acknowledged in
 	// the window lies between its last marks before the two ends.
 	selectWindowMixtureSQL = `
-with furthest as (
-    select consumer, grouped, start_seq from consumers where run_id = $1 order by acked_seq - start_seq desc, consumer limit 1
+with furthest as (` + furthestConsumerSQL + `
 ), acked as (
     select f.grouped, greatest(f.start_seq, max(m.seq) filter (where m.at <= $2)) as after_seq,
            coalesce(max(m.seq) filter (where $3::timestamptz is null or m.at <= $3), 0) as up_to_seq

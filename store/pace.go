@@ -52,15 +52,22 @@ type PaceClass struct {
 }
 
 const (
+	// What the furthest consumer has not acknowledged is counted from its place on. The
+	// counters answer for one that began at the beginning; in the order of whole groups,
+	// where the members of open groups have no place yet, they answer but for what was
+	// before the start.
 	paceRunSQL = `
 select now(), r.state = 'ended', v.max_concurrency, v.staleness_bound, v.spare_members, v.undelivered_limit,` + undeliveredOfRun + `, p.policy_version,
-       greatest(0, (select sum(k.completed + k.truncated) from class_counters k where k.run_id = r.run_id)
-           - coalesce((select sum(f.consumed) from consumer_classes f where f.run_id = r.run_id and f.consumer = (` + furthestConsumerSQL + `)), 0))::bigint
+       case when f.start_seq > 0 and not f.grouped
+            then (select count(*) from samples m where m.run_id = r.run_id and m.seq > f.acked_seq and m.status in ('completed', 'truncated'))
+            else (select sum(k.completed + k.truncated) from class_counters k where k.run_id = r.run_id)
+                 - coalesce((select sum(k.consumed) from consumer_classes k where k.run_id = r.run_id and k.consumer = f.consumer), 0)
+                 - case when f.start_seq > 0 then (select coalesce(sum(g.usable), 0) from groups g where g.run_id = r.run_id and g.place <= f.start_seq) else 0 end
+       end::bigint
 from runs r join run_counters c using (run_id) join pools p using (pool)
      join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
+     left join lateral (` + furthestConsumerSQL + `) f on true
 where r.run_id = $1`
-
-	furthestConsumerSQL = `select x.consumer from consumers x where x.run_id = $1 order by x.acked_seq desc, x.consumer limit 1`
 
 	paceClassesSQL = `
 with live as (
@@ -109,10 +116,11 @@ with first as (
     select at from (
         select u.advanced_at as at from runs r join weight_updates u using (pool), first where r.run_id = $1 and u.advanced_at > first.at
         union all select at from first) t order by at desc limit 9
+), furthest as (` + furthestConsumerSQL + `
 ), acked as (
-    select t.at, coalesce((select m.seq from consumer_marks m where m.run_id = $1 and m.consumer = (` + furthestConsumerSQL + `)
-                               and m.kind = 'acknowledged' and m.at <= t.at order by m.seq desc limit 1), 0) as seq
-    from (select at from times union all select now()) t
+    select t.at, coalesce((select m.seq from consumer_marks m where m.run_id = $1 and m.consumer = f.consumer
+                               and m.kind = 'acknowledged' and m.at <= t.at order by m.seq desc limit 1), f.start_seq) as seq
+    from (select at from times union all select now()) t, furthest f
 ), steps as (
     select at, seq - lag(seq) over (order by at) as step from acked
 )

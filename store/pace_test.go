@@ -144,3 +144,80 @@ func TestReleasedCountsFromTheShares(t *testing.T) {
 		t.Errorf("a wider pool began to count anew: %+v", p.Classes)
 	}
 }
+
+// TestPaceFollowsTheReaderThatAcknowledges: one that began elsewhere than at the
+// beginning stands far and has taken nothing; where it alone reads, what was before
+// its start waits for nobody.
+func TestPaceFollowsTheReaderThatAcknowledges(t *testing.T) {
+	f := newFixture(t, 40)
+	f.submit("one", repeat("agent", 30)...)
+	ids := f.dispatch()
+	f.endAll(router.Completed, ids[:9]...)
+	f.endAll(router.Failed, ids[9])
+	must(t, f.AdvancePolicyVersion(t.Context(), pool, 1))
+	page, err := f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, Consumer: "trainer"})
+	must(t, err)
+	_, err = f.Ack(t.Context(), f.run.ID, "trainer", page.Samples[5].Cursor)
+	must(t, err)
+	read := func(query store.SampleQuery) store.SamplePage {
+		t.Helper()
+		query.RunID = f.run.ID
+		page, err := f.Samples(t.Context(), query)
+		must(t, err)
+		return page
+	}
+	read(store.SampleQuery{Consumer: "monitor", Start: store.StartNow})
+	if p := f.pace(); p.Unacknowledged != 3 || p.StepSamples != 6 {
+		t.Errorf("beside a monitor %d are unacknowledged and steps are of %d, want 3 and 6", p.Unacknowledged, p.StepSamples)
+	}
+
+	// The trainer is begun again under a new name, behind what there is.
+	must(t, f.RemoveConsumer(t.Context(), f.run.ID, "trainer"))
+	must(t, f.RemoveConsumer(t.Context(), f.run.ID, "monitor"))
+	read(store.SampleQuery{Consumer: "resumed", Start: store.StartNow})
+	if p := f.pace(); p.Unacknowledged != 0 || p.StepSamples != 0 {
+		t.Errorf("of a new start %d are unacknowledged and steps are of %d", p.Unacknowledged, p.StepSamples)
+	}
+	f.endAll(router.Completed, ids[10:15]...)
+	page = read(store.SampleQuery{Consumer: "resumed"})
+	_, err = f.Ack(t.Context(), f.run.ID, "resumed", page.Samples[3].Cursor)
+	must(t, err)
+	if p := f.pace(); p.Unacknowledged != 1 || p.StepSamples != 4 {
+		t.Errorf("after its first step %d are unacknowledged and steps are of %d, want 1 and 4", p.Unacknowledged, p.StepSamples)
+	}
+	f.verify()
+}
+
+// TestPaceOfAReaderOfWholeGroupsThatBeganLater: what has ended of an open group is
+// still to be read, whichever side of the start it ended on.
+func TestPaceOfAReaderOfWholeGroupsThatBeganLater(t *testing.T) {
+	f := newFixture(t, 40)
+	f.submit("one", prompted("agent", 2), prompted("agent", 3), prompted("agent", 4))
+	ofSize := map[int][]uuid.UUID{}
+	for _, id := range f.dispatch() {
+		size := f.session(id).GroupSize
+		ofSize[size] = append(ofSize[size], id)
+	}
+	f.endAll(router.Completed, ofSize[2]...)
+	f.endAll(router.Completed, ofSize[3][:2]...)
+	page, err := f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, Consumer: "resumed", WholeGroups: true, Start: store.StartNow})
+	must(t, err)
+	if len(page.Samples) != 0 {
+		t.Fatalf("behind the end are %d samples", len(page.Samples))
+	}
+	if p := f.pace(); p.Unacknowledged != 2 {
+		t.Errorf("%d are unacknowledged, want the 2 of the open group", p.Unacknowledged)
+	}
+	f.endAll(router.Completed, ofSize[3][2:]...)
+	f.endAll(router.Completed, ofSize[4][0])
+	if p := f.pace(); p.Unacknowledged != 4 {
+		t.Errorf("%d are unacknowledged, want a group of 3 and 1 of an open one", p.Unacknowledged)
+	}
+	page, err = f.Samples(t.Context(), store.SampleQuery{RunID: f.run.ID, Consumer: "resumed", WholeGroups: true})
+	must(t, err)
+	_, err = f.Ack(t.Context(), f.run.ID, "resumed", page.Next)
+	must(t, err)
+	if p := f.pace(); p.Unacknowledged != 1 {
+		t.Errorf("%d are unacknowledged, want 1 of an open group", p.Unacknowledged)
+	}
+}
