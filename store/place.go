@@ -26,14 +26,12 @@ type readPlace struct {
 	after, end int64
 	// delivered is how far a known consumer has been given samples.
 	delivered int64
-	// start is where a consumer that is not known yet begins for good.
+	// start is where a consumer that is not known yet begins for good. It is written
+	// down with the first page, also an empty one: from then on the consumer is waited
+	// for, and what it cannot have yet is not held against it.
 	start int64
 	known bool
 }
-
-// starts: the consumer is new and what is before its start is not its to read, which
-// must be written down also when the page is empty.
-func (p *readPlace) starts() bool { return !p.known && p.start > 0 }
 
 // readPlaceOf finds where the query's page begins.
 func readPlaceOf(ctx context.Context, tx pgx.Tx, query *SampleQuery) (readPlace, error) {

@@ -299,6 +299,52 @@ func TestBackPressureOfWholeGroups(t *testing.T) {
 	}
 }
 
+// TestAReaderCountsFromItsFirstLook: one that has found nothing yet is waited for by
+// pruning, and keeps dispatch from standing still for what it could not have.
+func TestAReaderCountsFromItsFirstLook(t *testing.T) {
+	f := newFixture(t, 100)
+	limited := contract(2)
+	limit := 2
+	limited.UndeliveredLimit = &limit
+	_, err := f.PutContract(t.Context(), f.run.ID, limited)
+	must(t, err)
+	f.submit("group", prompted("agent", 4))
+	for _, id := range f.dispatch() {
+		f.end(id, router.Completed)
+	}
+	if ids := f.dispatch(); len(ids) != 0 {
+		t.Fatalf("without a reader %d more than the limit were dispatched", len(ids))
+	}
+	listener, err := f.Listen(t.Context())
+	must(t, err)
+	dispatch := listener.WaitFor(store.DispatchTopic())
+	page := f.samples(store.SampleQuery{Consumer: "trainer", WholeGroups: true})
+	if len(page.Samples) != 0 {
+		t.Fatalf("%d samples of an open group", len(page.Samples))
+	}
+	woken(t, "a new reader", dispatch)
+	rest := f.dispatch()
+	if len(rest) != 2 {
+		t.Fatalf("%d of the other two members were dispatched", len(rest))
+	}
+	for _, id := range rest {
+		f.end(id, router.Completed)
+	}
+	page = f.samples(store.SampleQuery{Consumer: "monitor", WholeGroups: true})
+	if len(page.Samples) != 4 {
+		t.Fatalf("%d samples of the group", len(page.Samples))
+	}
+	_, err = f.Ack(t.Context(), f.run.ID, "monitor", page.Next)
+	must(t, err)
+	if done := f.prune(store.Retention{Transcripts: time.Nanosecond}, 10); done.Samples != 0 {
+		t.Errorf("%d samples were pruned before the trainer", done.Samples)
+	}
+	if page = f.samples(store.SampleQuery{Consumer: "trainer", WholeGroups: true}); len(page.Samples) != 4 {
+		t.Errorf("the trainer got %d samples", len(page.Samples))
+	}
+	f.verify()
+}
+
 // live lists the sessions that are dispatched.
 func (f *fixture) live() []uuid.UUID {
 	f.t.Helper()

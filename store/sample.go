@@ -179,17 +179,29 @@ func (s *Store) Samples(ctx context.Context, query SampleQuery) (SamplePage, err
 	if err != nil {
 		return SamplePage{}, found(err, "reading the samples of run", query.RunID)
 	}
-	if query.Consumer != "" && (last > place.delivered || place.starts()) {
-		var kept int
-		err := s.pool.QueryRow(ctx, deliverSQL, query.RunID, query.Consumer, last, query.WholeGroups, place.after, place.start).Scan(&kept)
-		if err == nil && kept == 0 {
-			err = s.prunedMeanwhile(ctx, &query)
-		}
-		if err != nil {
+	if query.Consumer != "" && (last > place.delivered || !place.known) {
+		if err := s.deliver(ctx, &query, &place, last); err != nil {
 			return SamplePage{}, fmt.Errorf("noting a delivery of run %s: %w", query.RunID, err)
 		}
 	}
 	return page, nil
+}
+
+// deliver notes that the query's consumer has been given what is up to last.
+func (s *Store) deliver(ctx context.Context, query *SampleQuery, place *readPlace, last int64) error {
+	var kept int
+	err := s.pool.QueryRow(ctx, deliverSQL, query.RunID, query.Consumer, last, query.WholeGroups, place.after, place.start).Scan(&kept)
+	switch {
+	case err != nil:
+		return err
+	case kept == 0:
+		return s.prunedMeanwhile(ctx, query)
+	case place.known:
+		return nil
+	}
+	// A paused run may have waited for a reader of just this order.
+	_, err = s.pool.Exec(ctx, notifySQL, string(DispatchTopic()))
+	return err
 }
 
 // statuses are as they are stored; nil means all.
