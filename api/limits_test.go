@@ -76,6 +76,9 @@ func TestOverload(t *testing.T) {
 	if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" {
 		t.Errorf("answered %d, Retry-After %q", response.StatusCode, response.Header.Get("Retry-After"))
 	}
+	if models, text := s.ask(http.MethodGet, "/v1/models", "", nil); models.StatusCode != http.StatusTooManyRequests || models.Header.Get("Retry-After") != "1" {
+		t.Errorf("models are answered %d: %s", models.StatusCode, text)
+	}
 	if _, err := s.client.Samples(t.Context(), run.ID, client.SamplesQuery{}); err != nil {
 		t.Errorf("reading samples, which has a bound of its own: %v", err)
 	}

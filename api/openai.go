@@ -63,15 +63,11 @@ func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 		case s.harness == nil:
 			return writeOpenAIProblem(c, problemOf(ErrNotOwner))
 		}
-		slots := s.slots[workTurn]
-		if !slots.TryAcquire(1) {
-			s.metrics.refused.WithLabelValues(workTurn.String()).Inc()
-			return writeOpenAIProblem(c, newProblem(http.StatusTooManyRequests, kindOverloaded, "as many calls are at work as are allowed; try again after a moment"))
+		leave, refused := s.openAISlot(workTurn)
+		if refused != nil {
+			return writeOpenAIProblem(c, refused)
 		}
-		defer slots.Release(1)
-		working := s.metrics.working.WithLabelValues(workTurn.String())
-		working.Inc()
-		defer working.Dec()
+		defer leave()
 		ctx, cancel := context.WithTimeout(c.Request().Context(), s.limits.TurnTimeout)
 		defer cancel()
 		asked, call, err := s.openAICall(c, kind)
@@ -87,6 +83,22 @@ func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 		answer.turn(&made)
 		return nil
 	}
+}
+
+// openAISlot takes a slot of the kind, as the gate does for other operations, until
+// leave is called.
+func (s *Server) openAISlot(kind workKind) (leave func(), refused *problem) {
+	slots := s.slots[kind]
+	if !slots.TryAcquire(1) {
+		s.metrics.refused.WithLabelValues(kind.String()).Inc()
+		return nil, newProblem(http.StatusTooManyRequests, kindOverloaded, "as many calls are at work as are allowed; try again after a moment")
+	}
+	working := s.metrics.working.WithLabelValues(kind.String())
+	working.Inc()
+	return func() {
+		working.Dec()
+		slots.Release(1)
+	}, nil
 }
 
 // openAICall reads and checks a call.
@@ -157,6 +169,11 @@ func (s *Server) openAIModels(c echo.Context) error {
 	if refused != nil {
 		return writeOpenAIProblem(c, refused)
 	}
+	leave, refused := s.openAISlot(workRequest)
+	if refused != nil {
+		return writeOpenAIProblem(c, refused)
+	}
+	defer leave()
 	ctx, cancel := context.WithTimeout(c.Request().Context(), s.limits.RequestTimeout)
 	defer cancel()
 	var names []string
