@@ -96,6 +96,8 @@ type Limits struct {
 	Uploads int
 	// Turns is the number of harnesses' calls at a time, those that are held included; 4,096.
 	Turns int
+	// Exports is the number of exports at a time; 4. One of Parquet holds a row group.
+	Exports int
 	// Pages is the number of sample pages in memory at a time; 4.
 	Pages int
 	// BatchBytes bounds the body of a batch, as sent and decoded; 64 MiB.
@@ -122,6 +124,7 @@ func (l *Limits) setDefaults() {
 	setDefault(&l.Waiting, 512)
 	setDefault(&l.Uploads, 4)
 	setDefault(&l.Turns, 4_096)
+	setDefault(&l.Exports, 4)
 	setDefault(&l.Pages, 4)
 	setDefault(&l.BatchBytes, 64<<20)
 	setDefault(&l.TaskBytes, 16<<20)
@@ -141,7 +144,7 @@ func setDefault[T int | int64 | time.Duration](value *T, otherwise T) {
 
 func (l *Limits) validate() error {
 	for name, value := range map[string]int64{
-		"requests": int64(l.Requests), "waiting": int64(l.Waiting), "uploads": int64(l.Uploads), "turns": int64(l.Turns), "pages": int64(l.Pages),
+		"requests": int64(l.Requests), "waiting": int64(l.Waiting), "uploads": int64(l.Uploads), "turns": int64(l.Turns), "exports": int64(l.Exports), "pages": int64(l.Pages),
 		"batch bytes": l.BatchBytes, "task bytes": l.TaskBytes, "page bytes": l.PageBytes,
 		"request timeout": int64(l.RequestTimeout), "upload timeout": int64(l.UploadTimeout),
 		"stall timeout": int64(l.StallTimeout), "wait timeout": int64(l.WaitTimeout),

@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -180,6 +182,50 @@ func TestExportOfManyPages(t *testing.T) {
 		if rows[i].Seq != int64(i+1) || !reflect.DeepEqual(rows[i].TokenIDs, []int32{5, 6, 7, 8, 9}) {
 			t.Errorf("row %d: %+v", i, rows[i])
 		}
+	}
+}
+
+// stuck is a receiver that takes nothing until it is let go.
+type stuck struct {
+	*httptest.ResponseRecorder
+	entered, release chan struct{}
+	once             sync.Once
+}
+
+func (s *stuck) Write(p []byte) (int, error) {
+	s.once.Do(func() { close(s.entered) })
+	<-s.release
+	return s.ResponseRecorder.Write(p)
+}
+
+// TestExportsHaveBounds: beyond their number, and where no page may be read for long,
+// an export is refused with 429 before anything is sent.
+func TestExportsHaveBounds(t *testing.T) {
+	for name, limits := range map[string]api.Limits{
+		"as many exports as are allowed": {Exports: 1},
+		"as many pages as are allowed":   {Exports: 2, Pages: 1, RequestTimeout: 2 * time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := start(t, func(config *api.Config) { config.Limits = limits })
+			run, _ := s.delivered()
+			path := "/api/v1/runs/" + run.ID.String() + "/export?format=parquet"
+			first := &stuck{ResponseRecorder: httptest.NewRecorder(), entered: make(chan struct{}), release: make(chan struct{})}
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				s.server.Handler().ServeHTTP(first, httptest.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil))
+			}()
+			<-first.entered
+			response, text := s.ask(http.MethodGet, path, "", nil)
+			if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" {
+				t.Errorf("answered %d, Retry-After %q: %.200s", response.StatusCode, response.Header.Get("Retry-After"), text)
+			}
+			close(first.release)
+			<-done
+			if rows, err := parquet.Read[export.Row](bytes.NewReader(first.Body.Bytes()), int64(first.Body.Len())); err != nil || len(rows) != 3 {
+				t.Errorf("the first export holds %d rows, %v", len(rows), err)
+			}
+		})
 	}
 }
 

@@ -31,7 +31,7 @@ func (s *Server) registerExport() {
 		id: "export-samples", method: http.MethodGet, path: "/runs/{run}/export", tag: tagSamples,
 		summary:     "Write a run's samples to a file",
 		description: "In completion order, up to those that have ended by then. No consumer's place moves. An answer that is cut off is not whole.",
-		terms:       terms{roles: anyone, kind: workWait, timeout: exportTimeout},
+		terms:       terms{roles: anyone, kind: workExport, timeout: exportTimeout},
 		problems:    []int{http.StatusNotFound, http.StatusGone},
 	}
 	register(s, op, s.exportSamples)
@@ -49,7 +49,10 @@ func (s *Server) exportSamples(ctx context.Context, in *exportInput) (*huma.Stre
 	for _, name := range in.Status {
 		query.Statuses = append(query.Statuses, statusNamed[name])
 	}
-	if err := s.pages.Acquire(ctx, 1); err != nil {
+	// Nobody has been answered yet, so that it need not wait as long as an export may take.
+	patience, cancel := context.WithTimeout(ctx, s.limits.RequestTimeout)
+	defer cancel()
+	if err := s.pages.Acquire(patience, 1); err != nil {
 		return nil, newProblem(http.StatusTooManyRequests, kindOverloaded, "too many pages of samples are being sent; try again after a moment").because(err)
 	}
 	page, err := s.store.Samples(ctx, query)
@@ -62,7 +65,7 @@ func (s *Server) exportSamples(ctx context.Context, in *exportInput) (*huma.Stre
 		out.SetHeader("Content-Type", format.MediaType())
 		out.SetHeader("Content-Disposition", fmt.Sprintf("attachment; filename=%q", "run-"+in.Run.String()+"."+in.Format))
 		out.SetStatus(http.StatusOK)
-		if err := s.writeExport(out, format, &query, page); err != nil {
+		if err := s.writeExport(out, format, &query, &page); err != nil {
 			state := stateOf(out.Context())
 			state.cause = errors.Join(state.cause, fmt.Errorf("exporting samples: %w", err))
 			panic(http.ErrAbortHandler)
@@ -71,8 +74,8 @@ func (s *Server) exportSamples(ctx context.Context, in *exportInput) (*huma.Stre
 }
 
 // writeExport sends page after page. It holds a place among the pages in memory while
-// it holds one.
-func (s *Server) writeExport(out huma.Context, format export.Format, query *store.SampleQuery, page store.SamplePage) error {
+// it holds one, and lets go of the one before it waits for the next.
+func (s *Server) writeExport(out huma.Context, format export.Format, query *store.SampleQuery, page *store.SamplePage) error {
 	held := true
 	defer func() {
 		if held {
@@ -86,7 +89,7 @@ func (s *Server) writeExport(out huma.Context, format export.Format, query *stor
 	for {
 		for i := range page.Samples {
 			sample := wireSample(&page.Samples[i], encodingJSON)
-			page.Samples[i].Tokens = nil
+			page.Samples[i] = store.Sample{}
 			if err := writer.Write(&sample); err != nil {
 				return err
 			}
@@ -94,14 +97,15 @@ func (s *Server) writeExport(out huma.Context, format export.Format, query *stor
 		if !page.More {
 			return writer.Close()
 		}
+		query.After = page.Next
+		*page = store.SamplePage{}
 		s.pages.Release(1)
 		held = false
 		if err := s.pages.Acquire(out.Context(), 1); err != nil {
 			return err
 		}
 		held = true
-		query.After = page.Next
-		if page, err = s.store.Samples(out.Context(), *query); err != nil {
+		if *page, err = s.store.Samples(out.Context(), *query); err != nil {
 			return err
 		}
 	}

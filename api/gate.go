@@ -15,7 +15,7 @@ import (
 )
 
 // workKind says which bound an operation's requests count against, so that long
-// polls that only wait and batches that take long leave room for the others.
+// polls that only wait, and batches and exports that take long, leave room for the others.
 type workKind uint8
 
 const (
@@ -23,6 +23,7 @@ const (
 	workWait
 	workUpload
 	workTurn
+	workExport
 )
 
 // String returns the kind's name as metrics show it.
@@ -36,6 +37,8 @@ func (k workKind) String() string {
 		return "upload"
 	case workTurn:
 		return "turn"
+	case workExport:
+		return "export"
 	}
 	return fmt.Sprintf("workKind(%d)", uint8(k))
 }
@@ -104,5 +107,6 @@ func newSlots(limits *Limits) map[workKind]*semaphore.Weighted {
 		workWait:    semaphore.NewWeighted(int64(limits.Waiting)),
 		workUpload:  semaphore.NewWeighted(int64(limits.Uploads)),
 		workTurn:    semaphore.NewWeighted(int64(limits.Turns)),
+		workExport:  semaphore.NewWeighted(int64(limits.Exports)),
 	}
 }

@@ -107,6 +107,10 @@ const (
 	groupRows  = 4_096
 	// tokenBytes are an id, a mask and a log-probability.
 	tokenBytes = 4 + 4 + 4
+	// segmentBytes are four numbers and the index of a kind; fieldsBytes the row's
+	// numbers, times and ids.
+	segmentBytes = 3*8 + 4 + 4
+	fieldsBytes  = 600
 )
 
 // table writes Parquet.
@@ -129,13 +133,7 @@ func (t *table) Write(sample *wire.Sample) error {
 		return fmt.Errorf("writing sample %s: %w", sample.ID, err)
 	}
 	t.rows++
-	t.bytes += tokenBytes * len(row.TokenIDs)
-	for i := range row.Earlier {
-		t.bytes += tokenBytes * len(row.Earlier[i].TokenIDs)
-	}
-	for i := range row.Columns {
-		t.bytes += len(row.Columns[i].Data)
-	}
+	t.bytes += row.sizeBytes()
 	if t.rows < groupRows && t.bytes < groupBytes {
 		return nil
 	}
@@ -145,6 +143,29 @@ func (t *table) Write(sample *wire.Sample) error {
 	}
 	return nil
 }
+
+// sizeBytes is about what the row takes in memory: tokens, columns and every text
+// whose length somebody else decides.
+func (r *Row) sizeBytes() int {
+	n := fieldsBytes + r.Sequence.sizeBytes() + len(r.TaskID) + len(r.Problem) + len(r.FinishReason)
+	for _, text := range []*string{r.ScoreDetail, r.Metadata} {
+		if text != nil {
+			n += len(*text)
+		}
+	}
+	for _, instance := range r.Instances {
+		n += len(instance)
+	}
+	for i := range r.Earlier {
+		n += r.Earlier[i].sizeBytes()
+	}
+	for i := range r.Columns {
+		n += len(r.Columns[i].Name) + 8*len(r.Columns[i].Shape) + len(r.Columns[i].Data)
+	}
+	return n
+}
+
+func (s *Sequence) sizeBytes() int { return tokenBytes*len(s.TokenIDs) + segmentBytes*len(s.Segments) }
 
 func (t *table) Close() error {
 	if err := t.out.Close(); err != nil {

@@ -1,9 +1,14 @@
 package export
 
 import (
+	"bytes"
+	"encoding/json"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
+
+	"github.com/parquet-go/parquet-go"
 
 	"holdfast/api/wire"
 )
@@ -27,5 +32,33 @@ func TestRowHasEveryField(t *testing.T) {
 				t.Errorf("%s of %s has no column", name, of.Name())
 			}
 		}
+	}
+}
+
+// TestRowGroupsEndBySize: texts count for the bytes that a row group may hold, each of
+// a third of half of them here.
+func TestRowGroupsEndBySize(t *testing.T) {
+	text := `"` + strings.Repeat("x", groupBytes/6) + `"`
+	sample := wire.Sample{Metadata: json.RawMessage(text), ScoreDetail: json.RawMessage(text), Problem: text}
+	var file bytes.Buffer
+	table := newTable(&file)
+	for range 3 {
+		if err := table.Write(&sample); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := table.Close(); err != nil {
+		t.Fatal(err)
+	}
+	read, err := parquet.OpenFile(bytes.NewReader(file.Bytes()), int64(file.Len()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rows []int64
+	for _, group := range read.RowGroups() {
+		rows = append(rows, group.NumRows())
+	}
+	if !slices.Equal(rows, []int64{2, 1}) {
+		t.Errorf("row groups of %v rows", rows)
 	}
 }
