@@ -218,6 +218,33 @@ func TestTurnOfAnotherContextIsRefused(t *testing.T) {
 	f.verify()
 }
 
+// TestCancellationInTheMiddleOfAWeightUpdate: a wish to cancel that is committed while
+// the update waits for the session stands.
+func TestCancellationInTheMiddleOfAWeightUpdate(t *testing.T) {
+	f := restarting(t, 2)
+	ctx := t.Context()
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	f.turnAt(id, 0)
+	trainer, err := f.conn().Begin(ctx)
+	must(t, err)
+	_, err = trainer.Exec(ctx, `update sessions set cancel_requested_at = now(), cancel_reason = 'enough' where session_id = $1`, id)
+	must(t, err)
+	advanced := make(chan error, 1)
+	go func() { advanced <- f.AdvancePolicyVersion(ctx, pool, 1) }()
+	f.waitForLockWaiters(1)
+	must(t, trainer.Commit(ctx))
+	must(t, <-advanced)
+	if s := f.session(id); s.CancelReason != "enough" {
+		t.Errorf("asked to end because %q", s.CancelReason)
+	}
+	must(t, f.cancelled(id))
+	if s := f.session(id); s.Status != router.Cancelled || s.Restarts != 0 {
+		t.Errorf("ended as %v after %d restarts", s.Status, s.Restarts)
+	}
+	f.verify()
+}
+
 // TestWhatDoesNotRestart: a wish to cancel counts for more, a run that has ended begins
 // nothing, a group that is over neither, and a harness's session is not ours to begin.
 func TestWhatDoesNotRestart(t *testing.T) {

@@ -283,7 +283,8 @@ type staleness struct{ overBound, ended int }
 // $1 pool, $2 the version that comes into force. A session is as old as the oldest
 // weights that generated for it; one with nothing committed, as those in force
 // when it was first admitted; one never admitted has generated nothing. A session whose
-// harness runs its loop cannot be begun again by us.
+// harness runs its loop cannot be begun again by us. A cancellation that comes while
+// its row is waited for stands: conditions on s are looked at again with the lock.
 const judgeStalenessSQL = `
 with bounds as (
     select r.run_id, v.staleness_bound, v.stale_policy, coalesce(v.max_restarts, 0) as max_restarts from runs r
@@ -298,7 +299,7 @@ with bounds as (
 ), over as (
     select session_id, ends, restarts, age, staleness_bound from aged where age > staleness_bound
 ), locked as (
-    select s.session_id, o.age, o.staleness_bound, o.restarts from sessions s join over o using (session_id) where o.ends and ` + liveCondition + `
+    select s.session_id, o.age, o.staleness_bound, o.restarts from sessions s join over o using (session_id) where o.ends and s.cancel_requested_at is null and ` + liveCondition + `
     order by s.session_id for no key update of s
 ), asked as (
     update sessions s set stale = true, restarting = l.restarts and (select t.spec->'environment'->>'kind' is distinct from 'external' from tasks t where t.task_id = s.task_id),
