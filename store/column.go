@@ -1,6 +1,7 @@
 package store
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -117,7 +118,7 @@ func (s *Store) PutColumns(ctx context.Context, sessionID uuid.UUID, columns []C
 	if err := checkColumns(columns); err != nil {
 		return err
 	}
-	var replaced []string
+	var replaced []heldColumn
 	err := s.write(ctx, func(tx pgx.Tx) error {
 		var live bool
 		if err := tx.QueryRow(ctx, lockColumnsSQL, sessionID).Scan(&live); err != nil {
@@ -130,7 +131,7 @@ func (s *Store) PutColumns(ctx context.Context, sessionID uuid.UUID, columns []C
 		if err != nil {
 			return err
 		}
-		if replaced, err = admitColumns(sessionID, held, columns); err != nil {
+		if replaced, err = admitColumns(held, columns); err != nil {
 			return err
 		}
 		for i := range columns {
@@ -143,12 +144,39 @@ func (s *Store) PutColumns(ctx context.Context, sessionID uuid.UUID, columns []C
 	if err != nil {
 		return found(err, "adding columns to the sample of session", sessionID)
 	}
-	for _, key := range replaced {
-		if err := s.blobs.Delete(ctx, key); err != nil {
-			s.log.Warn("removing a column that was replaced", "key", key, "error", err)
-		}
-	}
+	s.dropBlobs(ctx, sessionID, replaced)
 	return nil
+}
+
+// dropBlobs removes what a session has kept outside of Postgres and does not need any
+// more, once that is committed. Meanwhile the same bytes may have been given again: so
+// it looks under the lock that PutColumns has. What a failure leaves stays.
+func (s *Store) dropBlobs(ctx context.Context, sessionID uuid.UUID, left []heldColumn) {
+	left = slices.DeleteFunc(left, func(h heldColumn) bool { return !h.outside })
+	if len(left) == 0 || s.blobs == nil {
+		return
+	}
+	err := s.write(ctx, func(tx pgx.Tx) error {
+		if err := tx.QueryRow(ctx, lockColumnsSQL, sessionID).Scan(new(bool)); err != nil {
+			return err
+		}
+		held, err := readHeldColumns(ctx, tx, sessionID)
+		if err != nil {
+			return err
+		}
+		for _, l := range left {
+			if slices.ContainsFunc(held, func(h heldColumn) bool { return h.outside && bytes.Equal(h.sum, l.sum) }) {
+				continue
+			}
+			if err := s.blobs.Delete(ctx, blobKey(sessionID, l.sum)); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		s.log.Warn("removing columns that are not needed any more", "session", sessionID, "error", err)
+	}
 }
 
 func checkColumns(columns []Column) error {
@@ -181,32 +209,24 @@ func readHeldColumns(ctx context.Context, tx pgx.Tx, sessionID uuid.UUID) ([]hel
 	})
 }
 
-// admitColumns checks the limits of a sample and returns the blobs that are left over
-// once the columns stand.
-func admitColumns(sessionID uuid.UUID, held []heldColumn, columns []Column) (replaced []string, err error) {
-	count, bytes := len(columns), int64(0)
-	sums := map[string]bool{}
+// admitColumns checks the limits of a sample and returns those that the columns replace.
+func admitColumns(held []heldColumn, columns []Column) (replaced []heldColumn, err error) {
+	count, sizeBytes := len(columns), int64(0)
 	for i := range columns {
-		bytes += int64(len(columns[i].Data))
-		sum := sha256.Sum256(columns[i].Data)
-		sums[string(sum[:])] = true
+		sizeBytes += int64(len(columns[i].Data))
 	}
 	for _, h := range held {
-		if !slices.ContainsFunc(columns, func(c Column) bool { return c.Name == h.name }) {
-			count, bytes = count+1, bytes+h.size
-			sums[string(h.sum)] = true
+		if slices.ContainsFunc(columns, func(c Column) bool { return c.Name == h.name }) {
+			replaced = append(replaced, h)
+			continue
 		}
-	}
-	for _, h := range held {
-		if h.outside && !sums[string(h.sum)] {
-			replaced = append(replaced, blobKey(sessionID, h.sum))
-		}
+		count, sizeBytes = count+1, sizeBytes+h.size
 	}
 	switch {
 	case count > MaxColumns:
 		return nil, &FieldError{Path: "columns", Problem: fmt.Sprintf("must be at most %d for a sample, would be %d", MaxColumns, count)}
-	case bytes > MaxColumnsBytes:
-		return nil, &FieldError{Path: "columns", Problem: fmt.Sprintf("must have at most %d bytes for a sample, would have %d", MaxColumnsBytes, bytes)}
+	case sizeBytes > MaxColumnsBytes:
+		return nil, &FieldError{Path: "columns", Problem: fmt.Sprintf("must have at most %d bytes for a sample, would have %d", MaxColumnsBytes, sizeBytes)}
 	}
 	return replaced, nil
 }

@@ -1,12 +1,14 @@
 package store_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/google/uuid"
@@ -79,6 +81,70 @@ func TestColumns(t *testing.T) {
 		if done.Rows["sample_columns"] != 2 || outside && len(files(t, dir)) != 0 {
 			t.Errorf("outside %v: pruned %+v, left %v", outside, done, files(t, dir))
 		}
+	}
+}
+
+// TestColumnsOfAnAttemptThatWasLeft leave nothing where they were kept.
+func TestColumnsOfAnAttemptThatWasLeft(t *testing.T) {
+	f := restarting(t, 1)
+	s, dir := f.withBlobs()
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	f.turnAt(id, 0)
+	must(t, s.PutColumns(t.Context(), id, []store.Column{experts(1, 2, 3, 4)}))
+	must(t, f.AdvancePolicyVersion(t.Context(), pool, 1))
+	if _, _, err := s.EndSession(t.Context(), store.Ending{SessionID: id, Status: router.Cancelled}); !errors.Is(err, store.ErrSessionRestarted) {
+		t.Fatal(err)
+	}
+	if left := files(t, dir); f.count("sample_columns", id) != 0 || len(left) != 0 {
+		t.Errorf("of the old attempt there are %d columns and %v", f.count("sample_columns", id), left)
+	}
+}
+
+// pausing calls a function before the first blob is deleted.
+type pausing struct {
+	store.Blobs
+	paused atomic.Bool
+	before func()
+}
+
+func (p *pausing) Delete(ctx context.Context, key string) error {
+	if p.paused.CompareAndSwap(false, true) {
+		p.before()
+	}
+	return p.Blobs.Delete(ctx, key)
+}
+
+// TestColumnThatComesBack: bytes that were replaced are given again while what was
+// left of them is being removed.
+func TestColumnThatComesBack(t *testing.T) {
+	f := newFixture(t, 10)
+	ctx := t.Context()
+	blobs, err := store.NewDirBlobs(t.TempDir())
+	must(t, err)
+	paused := &pausing{Blobs: blobs}
+	s, err := store.Open(ctx, store.Config{URL: f.url, MaxConnections: 4, Blobs: paused})
+	must(t, err)
+	t.Cleanup(s.Close)
+	f.submit("one", prompted("agent", 1))
+	id := f.dispatch()[0]
+	back := make(chan error, 1)
+	paused.before = func() {
+		put := make(chan struct{})
+		go func() {
+			defer close(put)
+			back <- s.PutColumns(ctx, id, []store.Column{experts(1, 2)})
+		}()
+		f.waitForLockOr(put)
+	}
+	must(t, s.PutColumns(ctx, id, []store.Column{experts(1, 2)}))
+	must(t, s.PutColumns(ctx, id, []store.Column{experts(3, 4)}))
+	must(t, <-back)
+	f.end(id, router.Completed)
+	page, err := s.Samples(ctx, store.SampleQuery{RunID: f.run.ID, WithTokens: true})
+	must(t, err)
+	if want := []store.Column{experts(1, 2)}; !reflect.DeepEqual(page.Samples[0].Columns, want) {
+		t.Errorf("delivered %+v", page.Samples[0].Columns)
 	}
 }
 

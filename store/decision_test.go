@@ -116,6 +116,25 @@ func (f *fixture) waitForLockWaiters(n int) {
 	}
 }
 
+// waitForLockOr returns once a statement waits for a lock, or done is closed.
+func (f *fixture) waitForLockOr(done <-chan struct{}) {
+	f.t.Helper()
+	conn := f.conn()
+	deadline := time.Now().Add(patience)
+	for waiting := 0; waiting == 0; {
+		select {
+		case <-done:
+			return
+		default:
+		}
+		if time.Now().After(deadline) {
+			f.t.Fatal("no statement waits for a lock")
+		}
+		must(f.t, conn.QueryRow(f.t.Context(),
+			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database()`).Scan(&waiting))
+	}
+}
+
 func TestHoldsAreWrittenOnce(t *testing.T) {
 	f := newFixture(t, 10)
 	f.submit("one", prompted("agent", 1))

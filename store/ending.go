@@ -115,6 +115,7 @@ func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sa
 		return false, Sample{}, err
 	}
 	restarted := false
+	var left []heldColumn
 	err = s.write(ctx, func(tx pgx.Tx) error {
 		row, err := lockEnding(ctx, tx, ending.SessionID)
 		if err != nil {
@@ -125,6 +126,9 @@ func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sa
 			var restart bool
 			if restart, restarted = row.restarts(&ending); restart {
 				restarted = true
+				if left, err = readHeldColumns(ctx, tx, ending.SessionID); err != nil {
+					return err
+				}
 				return row.restart(ctx, tx)
 			}
 			if restarted {
@@ -141,6 +145,7 @@ func (s *Store) EndSession(ctx context.Context, ending Ending) (already bool, sa
 		return false, Sample{}, found(err, "ending session", ending.SessionID)
 	}
 	if restarted {
+		s.dropBlobs(ctx, ending.SessionID, left)
 		return false, Sample{}, fmt.Errorf("ending session %s: %w", ending.SessionID, ErrSessionRestarted)
 	}
 	return already, sample, nil
