@@ -67,7 +67,7 @@ test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under th
 
 # Every decoder of what engines and models send.
 FUZZ_SECONDS := 60
-FUZZ_PACKAGES := ./orchestrator/kvevents ./orchestrator/engine ./orchestrator/engine/internal/jsonscan ./orchestrator/toolcall
+FUZZ_PACKAGES := ./orchestrator/kvevents ./orchestrator/engine ./orchestrator/engine/internal/jsonscan ./orchestrator/toolcall ./orchestrator/transcript
 
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder for FUZZ_SECONDS each

@@ -83,7 +83,16 @@ func TestOpenAICallsThatCannotBeDoneNameTheField(t *testing.T) {
 		{chatPath, chat(`,"tools":[{}],"tool_choice":"required"`), "tool_choice", "tool_choice must be auto or none: the model cannot be made to call required"},
 		{chatPath, chat(`,"tools":[{}],"tool_choice":{"type":"function","function":{"name":"a"}}`), "tool_choice", "tool_choice must be auto or none"},
 		{chatPath, chat(`,"tools":{"a":1}`), "tools", "tools must be an array"},
-		{chatPath, chat(`,"tools":[{}],"parallel_tool_calls":false`), "parallel_tool_calls", "parallel_tool_calls must be true"},
+		{chatPath, chat(`,"tools":{}`), "tools", "tools must be an array"},
+		{chatPath, chat(`,"tools":[1]`), "tools[0]", "tools[0] must be an object"},
+		{chatPath, chat(`,"tools":[{"type":"function","function":{"name":"a"}},{"type":"bogus"}]`), "tools[1].type", "tools[1].type must be function"},
+		{chatPath, chat(`,"tools":[{"type":"function","function":{}}]`), "tools[0].function.name", "tools[0].function.name is missing"},
+		{chatPath, chat(`,"tools":[{"type":"function","function":{"name":5}}]`), "tools[0]", "tools[0] must be an object"},
+		{chatPath, chat(`,"repetition_penalty":1.3`), "repetition_penalty", "repetition_penalty is not served"},
+		{chatPath, chat(`,"top_k":5`), "top_k", "top_k is not served"},
+		{chatPath, chat(`,"guided_json":{"type":"object"}`), "guided_json", "guided_json is not served"},
+		{chatPath, chat(`,"add_generation_prompt":false`), "add_generation_prompt", "add_generation_prompt must be true"},
+		{chatPath, chat(`,"tools":[{"type":"function","function":{"name":"a"}}],"parallel_tool_calls":false`), "parallel_tool_calls", "parallel_tool_calls must be true"},
 		{chatPath, chat(`,"functions":[{}]`), "functions", "functions is not served: use tools"},
 		{chatPath, chat(`,"tool_format":"yaml"`), "tool_format", "tool_format must be one of"},
 		{chatPath, chat(`,"prompt":"x"`), "prompt", "prompt belongs to /completions"},
@@ -173,7 +182,7 @@ func TestOpenAIAnswers(t *testing.T) {
 		}}
 	})
 	const head = `"created":0,"model":"m"`
-	const chat = `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function"}],"max_completion_tokens":9,"logprobs":true,"return_token_ids":true,"metadata":{"a":"b"}`
+	const chat = `{"model":"m","messages":[{"role":"user","content":"x"}],"tools":[{"type":"function","function":{"name":"look"}}],"max_completion_tokens":9,"logprobs":true,"return_token_ids":true,"metadata":{"a":"b"}`
 	logprobs := `{"content":[{"token":"token_id:7","logprob":-0.5,"bytes":null,"top_logprobs":[]},{"token":"token_id:8","logprob":-0.25,"bytes":null,"top_logprobs":[]}],"refusal":null}`
 	turn := `"holdfast":{"turn":2,"policy_version":9,"instance":"one"}`
 	usage := `"usage":{"prompt_tokens":4,"completion_tokens":2,"total_tokens":6,"prompt_tokens_details":{"cached_tokens":3}}`
@@ -202,7 +211,7 @@ func TestOpenAIAnswers(t *testing.T) {
 	// What is asked for arrives; the same words are told by their digest, others apart.
 	s.ask("POST", chatPath, chat+"}", map[string]string{"Idempotency-Key": "k1", "X-Holdfast-Tool-Format": "openai"})
 	first := call
-	if first.RequestID != "k1" || first.MaxTokens != 9 || first.Chat.ToolFormat != "openai" || string(first.Chat.Tools) != `[{"type":"function"}]` || first.Logprobs != nil {
+	if first.RequestID != "k1" || first.MaxTokens != 9 || first.Chat.ToolFormat != "openai" || string(first.Chat.Tools) != `[{"type":"function","function":{"name":"look"}}]` || first.Logprobs != nil {
 		t.Errorf("the harness was asked %+v, %+v", first, first.Chat)
 	}
 	s.ask("POST", chatPath, chat+"}", nil)

@@ -46,21 +46,30 @@ type openAIRequest struct {
 	ReturnTokenIDs bool `json:"return_token_ids"`
 
 	// What follows must not ask for anything.
-	N                *int            `json:"n"`
-	BestOf           *int            `json:"best_of"`
-	Stop             json.RawMessage `json:"stop"`
-	Echo             *bool           `json:"echo"`
-	Suffix           *string         `json:"suffix"`
-	FrequencyPenalty *float64        `json:"frequency_penalty"`
-	PresencePenalty  *float64        `json:"presence_penalty"`
-	LogitBias        json.RawMessage `json:"logit_bias"`
-	ResponseFormat   json.RawMessage `json:"response_format"`
-	Functions        json.RawMessage `json:"functions"`
-	FunctionCall     json.RawMessage `json:"function_call"`
-	Audio            json.RawMessage `json:"audio"`
-	TemplateValues   json.RawMessage `json:"chat_template_kwargs"`
-	Template         json.RawMessage `json:"chat_template"`
-	ContinueFinal    *bool           `json:"continue_final_message"`
+	N                 *int            `json:"n"`
+	BestOf            *int            `json:"best_of"`
+	Stop              json.RawMessage `json:"stop"`
+	Echo              *bool           `json:"echo"`
+	Suffix            *string         `json:"suffix"`
+	FrequencyPenalty  *float64        `json:"frequency_penalty"`
+	PresencePenalty   *float64        `json:"presence_penalty"`
+	LogitBias         json.RawMessage `json:"logit_bias"`
+	ResponseFormat    json.RawMessage `json:"response_format"`
+	Functions         json.RawMessage `json:"functions"`
+	FunctionCall      json.RawMessage `json:"function_call"`
+	Audio             json.RawMessage `json:"audio"`
+	RepetitionPenalty *float64        `json:"repetition_penalty"`
+	TopK              *int            `json:"top_k"`
+	MinP              *float64        `json:"min_p"`
+	GuidedJSON        json.RawMessage `json:"guided_json"`
+	GuidedRegex       json.RawMessage `json:"guided_regex"`
+	GuidedChoice      json.RawMessage `json:"guided_choice"`
+	GuidedGrammar     json.RawMessage `json:"guided_grammar"`
+	Structured        json.RawMessage `json:"structured_outputs"`
+	GenerationPrompt  *bool           `json:"add_generation_prompt"`
+	TemplateValues    json.RawMessage `json:"chat_template_kwargs"`
+	Template          json.RawMessage `json:"chat_template"`
+	ContinueFinal     *bool           `json:"continue_final_message"`
 }
 
 func readOpenAIRequest(body []byte) (*openAIRequest, error) {
@@ -167,13 +176,22 @@ func (r *openAIRequest) checkUnserved(kind openAIKind) error {
 		{"suffix", r.Suffix != nil && *r.Suffix != "", "is not served"},
 		{"frequency_penalty", r.FrequencyPenalty != nil && *r.FrequencyPenalty != 0, pool},
 		{"presence_penalty", r.PresencePenalty != nil && *r.PresencePenalty != 0, pool},
+		{"repetition_penalty", r.RepetitionPenalty != nil && *r.RepetitionPenalty != 1, pool},
+		{"top_k", r.TopK != nil && *r.TopK > 0, pool},
+		{"min_p", r.MinP != nil && *r.MinP != 0, pool},
 		{"logit_bias", !absent(r.LogitBias), pool},
+		{"guided_json", !absent(r.GuidedJSON), pool},
+		{"guided_regex", !absent(r.GuidedRegex), pool},
+		{"guided_choice", !absent(r.GuidedChoice), pool},
+		{"guided_grammar", !absent(r.GuidedGrammar), pool},
+		{"structured_outputs", !absent(r.Structured), pool},
 		{"response_format", !absent(r.ResponseFormat) && !plainFormat(r.ResponseFormat), "is not served: only text"},
 		{"functions", !absent(r.Functions), "is not served: use tools"},
 		{"function_call", !absent(r.FunctionCall), "is not served: use tools"},
 		{"audio", !absent(r.Audio), "is not served"},
 		{"chat_template", !absent(r.Template), "is not served: the template is the engine's"},
 		{"chat_template_kwargs", !absent(r.TemplateValues), "is not served: the template is the engine's"},
+		{"add_generation_prompt", r.GenerationPrompt != nil && !*r.GenerationPrompt, "must be true: an answer begins a message of its own"},
 		{"continue_final_message", r.ContinueFinal != nil && *r.ContinueFinal, "is not served: an answer begins a message of its own"},
 		{"prompt", kind == openAIChat && !absent(r.Prompt), "belongs to /completions"},
 		{"messages", kind == openAIText && !absent(r.Messages), "belongs to /chat/completions"},
@@ -247,18 +265,40 @@ func (r *openAIRequest) putChat(call *workflows.HarnessCall, header http.Header)
 	default:
 		return invalid("body.tool_choice", "must be auto or none: the model cannot be made to call "+choice)
 	}
-	if absent(r.Tools) {
-		return nil
-	}
-	var tools []json.RawMessage
-	if json.Unmarshal(r.Tools, &tools) != nil {
-		return invalid("body.tools", "must be an array")
+	tools, err := r.tools()
+	if err != nil || len(tools) == 0 {
+		return err
 	}
 	if r.ParallelToolCalls != nil && !*r.ParallelToolCalls {
 		return invalid("body.parallel_tool_calls", "must be true: the model may write several calls")
 	}
 	call.Chat.Tools = r.Tools
 	return nil
+}
+
+// tools are what the model may call, as functions with names.
+func (r *openAIRequest) tools() (tools []json.RawMessage, err error) {
+	if r.Tools != nil && json.Unmarshal(r.Tools, &tools) != nil {
+		return nil, invalid("body.tools", "must be an array")
+	}
+	for i, raw := range tools {
+		var tool struct {
+			Type     string `json:"type"`
+			Function struct {
+				Name string `json:"name"`
+			} `json:"function"`
+		}
+		location := fmt.Sprintf("body.tools[%d]", i)
+		switch err := json.Unmarshal(raw, &tool); {
+		case err != nil:
+			return nil, invalid(location, "must be an object with type and function, whose name is text")
+		case tool.Type != "function":
+			return nil, invalid(location+".type", "must be function")
+		case tool.Function.Name == "":
+			return nil, invalid(location+".function.name", "is missing")
+		}
+	}
+	return tools, nil
 }
 
 // putPrompt takes one prompt: text, token ids, or an array of one of these.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"context"
+	"math"
 	"net/http"
 
 	"holdfast/api/wire"
@@ -29,6 +30,9 @@ func (s *Server) registerPace() {
 }
 
 func (s *Server) pace(ctx context.Context, in *paceQuery) (*paceOutput, error) {
+	if math.IsNaN(in.AskAgainSeconds) {
+		return nil, invalid("query.ask_again_seconds", "must be a number of seconds from 0 to 3600")
+	}
 	figures, err := s.store.Pace(ctx, in.Run)
 	if err != nil {
 		return nil, noRun(err, in.Run)

@@ -95,7 +95,8 @@ type Turn struct {
 const (
 	// One statement, so that a turn costs one round trip and one commit. The
 	// session's row lock orders repeated commits of one turn: the loser finds the
-	// turn counted and writes nothing.
+	// turn counted and writes nothing. A harness has its last turn before it asks for
+	// the end: what was under way then is not part of what is scored.
 	commitTurnSQL = `
 with session as (
     update sessions set
@@ -110,7 +111,8 @@ with session as (
         tool_seconds = tool_seconds + $17, finish_reason = $18,
         min_policy_version = least(min_policy_version, $27), max_policy_version = greatest(max_policy_version, $28),
         resumes = resumes + $29, tokens_regenerated = tokens_regenerated + $30
-    where session_id = $1 and restarts = $35 and turns = $2 and coalesce($32, 0) <= context_tokens and coalesce($32, context_tokens) + $11 = $7 and ` + liveCondition + `
+    where session_id = $1 and restarts = $35 and turns = $2 and coalesce($32, 0) <= context_tokens and coalesce($32, context_tokens) + $11 = $7
+      and ($31 = '' or finish is null and cancel_requested_at is null) and ` + liveCondition + `
     returning run_id, event_seq, context_tokens - $11 - $10 as start_tokens
 ), turn as (
     insert into turns (session_id, turn, run_id, event_seq, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens,
@@ -130,7 +132,7 @@ with session as (
 )
 select count(*) from session`
 
-	selectTurnStateSQL = `select ` + liveCondition + `, restarts, turns, context_tokens from sessions where session_id = $1`
+	selectTurnStateSQL = `select ` + liveCondition + ` and ($2 = '' or finish is null and cancel_requested_at is null), restarts, turns, context_tokens from sessions where session_id = $1`
 
 	selectTurnsSQL = `
 select turn, instance, epoch, policy_version, prompt_tokens, predicted_cached_tokens, coalesce(cached_tokens, -1), output_tokens,
@@ -162,7 +164,7 @@ func (s *Store) CommitTurn(ctx context.Context, commit TurnCommit) (alreadyCommi
 	var live bool
 	var restarts, turns int
 	var contextTokens int64
-	err = s.pool.QueryRow(ctx, selectTurnStateSQL, commit.SessionID).Scan(&live, &restarts, &turns, &contextTokens)
+	err = s.pool.QueryRow(ctx, selectTurnStateSQL, commit.SessionID, commit.RequestID).Scan(&live, &restarts, &turns, &contextTokens)
 	switch {
 	case err != nil:
 	case commit.Restarts != restarts:

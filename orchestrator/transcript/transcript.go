@@ -57,7 +57,6 @@ type sentCall struct {
 type compared struct {
 	Role       string         `json:"role"`
 	Content    string         `json:"content"`
-	Parts      any            `json:"parts,omitempty"`
 	Calls      []comparedCall `json:"calls,omitempty"`
 	ToolCallID string         `json:"tool_call_id,omitempty"`
 }
@@ -111,7 +110,7 @@ func Answer(content string, calls []toolcall.Call) Message {
 func (m *sent) compared() ([]byte, error) {
 	c := compared{Role: m.Role, ToolCallID: m.ToolCallID}
 	var err error
-	if c.Content, c.Parts, err = content(m.Content); err != nil {
+	if c.Content, err = content(m.Content); err != nil {
 		return nil, err
 	}
 	for _, call := range m.ToolCalls {
@@ -128,33 +127,32 @@ func (c *compared) encode() ([]byte, error) {
 	return json.Marshal(c)
 }
 
-// content is a message's text, whether it comes as a string or in parts. Parts of
-// another kind, such as pictures, are kept as they are.
-func content(raw json.RawMessage) (text string, parts any, err error) {
+// content is a message's text, whether it comes as a string or in parts of text. Parts
+// of another kind, such as pictures, are refused: no rendering in ids would hold them.
+func content(raw json.RawMessage) (text string, err error) {
 	raw = bytes.TrimSpace(raw)
 	switch {
 	case len(raw) == 0, string(raw) == "null":
-		return "", nil, nil
+		return "", nil
 	case raw[0] == '"':
 		err = json.Unmarshal(raw, &text)
-		return text, nil, err
+		return text, err
 	}
 	var pieces []struct {
 		Type string  `json:"type"`
 		Text *string `json:"text"`
 	}
 	if err := json.Unmarshal(raw, &pieces); err != nil {
-		return "", nil, fmt.Errorf("must be text or an array of parts")
+		return "", fmt.Errorf("must be text or an array of parts")
 	}
 	var joined strings.Builder
 	for _, piece := range pieces {
 		if piece.Type != "text" || piece.Text == nil {
-			err := json.Unmarshal(raw, &parts)
-			return "", parts, err
+			return "", fmt.Errorf("has a part of type %q: only text is served", piece.Type)
 		}
 		joined.WriteString(*piece.Text)
 	}
-	return joined.String(), nil, nil
+	return joined.String(), nil
 }
 
 // value is a JSON text's value, so that spaces and the order of members do not count;

@@ -54,8 +54,6 @@ func TestDigestKeepsChatsApart(t *testing.T) {
 		"one":       Digest(nil, parse(t, `[{"role":"user","content":"a"}]`)),
 		"two":       Digest(nil, parse(t, `[{"role":"user","content":"a"},{"role":"user","content":""}]`)),
 		"tools":     Digest(tools, parse(t, `[{"role":"user","content":"a"}]`)),
-		"a picture": Digest(nil, parse(t, `[{"role":"user","content":[{"type":"image_url","image_url":{"url":"x"}}]}]`)),
-		"another":   Digest(nil, parse(t, `[{"role":"user","content":[{"type":"image_url","image_url":{"url":"y"}}]}]`)),
 		"an answer": Digest(nil, parse(t, `[{"role":"tool","tool_call_id":"1","content":"a"}]`)),
 		"of 2":      Digest(nil, parse(t, `[{"role":"tool","tool_call_id":"2","content":"a"}]`)),
 		"text":      DigestText("a"),
