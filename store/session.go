@@ -144,6 +144,8 @@ where s.dispatched_at is not null and s.ended_at is null and s.run_id = $1 and s
         select ab.seq, a.dispatch_ordinal, a.member from sessions a join batches ab using (batch_id) where a.session_id = $6))
 order by b.seq, s.dispatch_ordinal, s.member limit $7`
 
+	selectCancelWantedSQL = `select ` + liveCondition + ` and cancel_requested_at is not null from sessions where session_id = $1`
+
 	selectRunOfSessionSQL = `select run_id, state from sessions where session_id = $1`
 
 	// $1 pool, $2 run, $3 sessions or null for all that are under way, $4 why.
@@ -220,6 +222,13 @@ func (s *Store) Sessions(ctx context.Context, query SessionQuery) ([]Session, er
 		return nil, fmt.Errorf("listing the sessions of run %s: %w", query.RunID, err)
 	}
 	return sessions, nil
+}
+
+// CancelWanted tells whether a session under way is asked to end: not any more once it
+// has, or has begun again. Refusals: ErrNotFound.
+func (s *Store) CancelWanted(ctx context.Context, id uuid.UUID) (wanted bool, err error) {
+	err = s.pool.QueryRow(ctx, selectCancelWantedSQL, id).Scan(&wanted)
+	return wanted, found(err, "looking whether to cancel session", id)
 }
 
 // CancelSession ends a queued session as cancelled at once; one under way is

@@ -116,8 +116,7 @@ func (r *relay) send(ctx context.Context, row *store.OutboxRow) error {
 	case store.OutboxGrant:
 		err = r.temporal.SignalWorkflow(ctx, id, "", workflows.GrantSignal, workflows.Grant{Turn: row.Turn})
 	case store.OutboxCancel:
-		r.cancelLocal(row.SessionID)
-		err = r.temporal.CancelWorkflow(ctx, id, "")
+		return r.cancel(ctx, row)
 	case store.OutboxFinish:
 		err = r.temporal.SignalWorkflow(ctx, id, "", workflows.FinishSignal, nil)
 	default:
@@ -128,6 +127,36 @@ func (r *relay) send(ctx context.Context, row *store.OutboxRow) error {
 		return r.withoutWorkflow(ctx, row)
 	}
 	return err
+}
+
+// cancel asks the session's workflow to cancel. Since the message was claimed the
+// session may have begun again, in a run of the workflow that must not hear of it: that
+// run's environment would be lost. So the run is named, and whether the cancellation
+// still stands is read after the name: if it does, the name is not of a later attempt.
+func (r *relay) cancel(ctx context.Context, row *store.OutboxRow) error {
+	id := row.SessionID.String()
+	var missing *serviceerror.NotFound
+	described, err := r.temporal.DescribeWorkflowExecution(ctx, id, "")
+	if errors.As(err, &missing) {
+		return r.withoutWorkflow(ctx, row)
+	}
+	if err != nil {
+		return err
+	}
+	wanted, err := r.store.CancelWanted(ctx, row.SessionID)
+	if err != nil || !wanted {
+		return err
+	}
+	r.cancelLocal(row.SessionID)
+	err = r.temporal.CancelWorkflow(ctx, id, described.GetWorkflowExecutionInfo().GetExecution().GetRunId())
+	if !errors.As(err, &missing) {
+		return err
+	}
+	// The run has ended meanwhile: with the session, with its attempt, or another goes on.
+	if wanted, err = r.store.CancelWanted(ctx, row.SessionID); err != nil || !wanted {
+		return err
+	}
+	return errors.New("the run that was to be cancelled has ended, and the session has not")
 }
 
 // withoutWorkflow handles a message whose workflow is not there: it has not been
