@@ -31,8 +31,10 @@ type PaceFigures struct {
 	// ServiceMeanSeconds is the mean time from first admission to end in the window.
 	ServiceMeanSeconds float64
 	SecondsSinceEnded  float64
-	// Unacknowledged usable samples wait for the furthest consumer; StepSamples is the
-	// most it acknowledged between two of the last versions.
+	// Unacknowledged usable samples wait for the furthest consumer, the one that has
+	// acknowledged most since its start; StepSamples is the most it acknowledged between
+	// two of the last versions. Of a reader of whole groups that began later than the run
+	// the ended members of open groups count whatever their status.
 	Unacknowledged int64
 	StepSamples    int64
 	Classes        []PaceClass
@@ -52,17 +54,18 @@ type PaceClass struct {
 }
 
 const (
-	// What the furthest consumer has not acknowledged is counted from its place on. The
-	// counters answer for one that began at the beginning; in the order of whole groups,
-	// where the members of open groups have no place yet, they answer but for what was
-	// before the start.
+	// The counters answer for a consumer that began at the beginning. For another one
+	// what follows its place is counted, which costs as much as it has left to read, and
+	// not as much as the run has had. Members of open groups have no place yet: those of
+	// any status that have ended are what the two orders differ by.
 	paceRunSQL = `
 select now(), r.state = 'ended', v.max_concurrency, v.staleness_bound, v.spare_members, v.undelivered_limit,` + undeliveredOfRun + `, p.policy_version,
-       case when f.start_seq > 0 and not f.grouped
+       case when f.start_seq > 0 and f.grouped
+            then c.sample_seq - c.grouped_seq + (select coalesce(sum(g.usable), 0) from groups g where g.run_id = r.run_id and g.place > f.acked_seq)
+            when f.start_seq > 0
             then (select count(*) from samples m where m.run_id = r.run_id and m.seq > f.acked_seq and m.status in ('completed', 'truncated'))
             else (select sum(k.completed + k.truncated) from class_counters k where k.run_id = r.run_id)
                  - coalesce((select sum(k.consumed) from consumer_classes k where k.run_id = r.run_id and k.consumer = f.consumer), 0)
-                 - case when f.start_seq > 0 then (select coalesce(sum(g.usable), 0) from groups g where g.run_id = r.run_id and g.place <= f.start_seq) else 0 end
        end::bigint
 from runs r join run_counters c using (run_id) join pools p using (pool)
      join contract_versions v on v.run_id = r.run_id and v.version = r.contract_version
