@@ -296,8 +296,9 @@ func TestPrunedIsSaid(t *testing.T) {
 	base := "/api/v1/runs/" + run.ID.String()
 	session := "/api/v1/sessions/" + sessions[0].ID.String()
 	for _, gone := range []badInput{
-		{name: "the beginning", path: base + "/samples", says: page.Next, location: "query.after"},
-		{name: "a new consumer", path: base + "/samples?consumer=late", says: page.Next, location: "query.after"},
+		{name: "the beginning", path: base + "/samples", says: page.Next, location: "query.start"},
+		{name: "a new consumer", path: base + "/samples?consumer=late", says: page.Next, location: "query.start"},
+		{name: "an export from the beginning", path: base + "/export", says: page.Next, location: "query.start"},
 		{name: "a checkpoint's cursor", path: base + "/samples?consumer=trainer&after=" + page.Samples[0].Cursor, says: page.Next, location: "query.after"},
 		{name: "an export's cursor", path: base + "/export?after=" + page.Samples[0].Cursor, says: page.Next, location: "query.after"},
 		{name: "turns", path: session + "/turns", says: "are pruned"},
@@ -313,7 +314,7 @@ func TestPrunedIsSaid(t *testing.T) {
 		t.Errorf("what is left: %+v, %v", rest, err)
 	}
 	var jsonl bytes.Buffer
-	if _, err := s.client.Export(ctx, run.ID, "jsonl", "", &jsonl); err != nil || bytes.Count(jsonl.Bytes(), []byte("\n")) != 1 {
+	if _, err := s.client.Export(ctx, run.ID, "jsonl", page.Next, &jsonl); err != nil || bytes.Count(jsonl.Bytes(), []byte("\n")) != 1 {
 		t.Errorf("an export of what is left: %s, %v", jsonl.Bytes(), err)
 	}
 	audit, err := s.client.Audit(ctx, sessions[0].ID)

@@ -16,7 +16,8 @@ import (
 type exportInput struct {
 	RunPath
 	Format string   `query:"format" enum:"jsonl,parquet" default:"jsonl" doc:"jsonl: a sample of the samples operation a line, tokens as arrays of numbers. parquet: a row a sample."`
-	After  string   `query:"after" maxLength:"256" doc:"A cursor: only samples after it. Absent begins with the first that is not pruned."`
+	After  string   `query:"after" maxLength:"256" doc:"A cursor: only samples after it."`
+	Start  string   `query:"start" enum:"beginning,available" default:"beginning" doc:"Where to begin without a cursor. If samples are pruned, beginning is refused with 410, since the file would lack them, and available begins with the first that is there."`
 	Status []string `query:"status" enum:"completed,truncated,stale,failed,cancelled" doc:"Only these, separated by commas; absent means all."`
 }
 
@@ -45,7 +46,7 @@ func (s *Server) registerExport() {
 // exportSamples reads the first page before it answers, so that what cannot be
 // exported is refused properly.
 func (s *Server) exportSamples(ctx context.Context, in *exportInput) (*huma.StreamResponse, error) {
-	query := store.SampleQuery{RunID: in.Run, After: store.Cursor(in.After), Start: store.StartAvailable, Limit: 1_000, MaxBytes: min(exportPageBytes, s.limits.PageBytes), WithTokens: true}
+	query := store.SampleQuery{RunID: in.Run, After: store.Cursor(in.After), Start: store.Start(in.Start), Limit: 1_000, MaxBytes: min(exportPageBytes, s.limits.PageBytes), WithTokens: true}
 	for _, name := range in.Status {
 		query.Statuses = append(query.Statuses, statusNamed[name])
 	}
@@ -58,7 +59,7 @@ func (s *Server) exportSamples(ctx context.Context, in *exportInput) (*huma.Stre
 	page, err := s.store.Samples(ctx, query)
 	if err != nil {
 		s.pages.Release(1)
-		return nil, pruned(unknownCursor(noRun(err, in.Run), "query.after"), "query.after")
+		return nil, pruned(unknownCursor(noRun(err, in.Run), "query.after"), in.After)
 	}
 	return &huma.StreamResponse{Body: func(out huma.Context) {
 		format := export.Format(in.Format)

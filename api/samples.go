@@ -111,7 +111,7 @@ func (s *Server) listSamples(ctx context.Context, in *listSamplesInput) (*huma.S
 		s.pages.Release(1)
 		if err != nil {
 			err = relocated(relocated(noRun(err, in.Run), "consumer", "query.consumer"), "batch", "query.batch")
-			return nil, pruned(unknownCursor(err, "query.after"), "query.after")
+			return nil, pruned(unknownCursor(err, "query.after"), in.After)
 		}
 		first := woken == nil && in.Wait.Duration > 0
 		if !first && !s.sleep(ctx, page.More, woken, timer.C) {
@@ -301,10 +301,15 @@ func unknownCursor(err error, location string) error {
 }
 
 // pruned says that samples are gone and where what is left begins; other errors pass.
-func pruned(err error, location string) error {
+// after is the cursor that was given, if one was.
+func pruned(err error, after string) error {
 	var gone *store.PrunedError
 	if !errors.As(err, &gone) {
 		return err
+	}
+	location := "query.after"
+	if after == "" {
+		location = "query.start"
 	}
 	p := newProblem(http.StatusGone, kindPruned, location+": "+gone.Error())
 	p.Errors = []wire.ErrorDetail{{Location: location, Message: gone.Error(), Value: string(gone.First)}}

@@ -12,7 +12,7 @@ import (
 )
 
 // Export writes a run's samples to w in a format, jsonl or parquet, from a cursor on or
-// from the first that is there, and returns how many bytes. It is not repeated: after an
+// from the beginning, and returns how many bytes. It is not repeated: after an
 // error what w has got is not whole. It moves no consumer's place. ctx alone bounds it.
 func (c *Client) Export(ctx context.Context, run uuid.UUID, format, after string, w io.Writer) (int64, error) {
 	k := c.get("runs", run.String(), "export")
