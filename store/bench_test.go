@@ -12,6 +12,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // BenchmarkTurn is what one turn costs the store with 32 sessions at a time: its
@@ -161,7 +162,7 @@ func (f *fixture) largeReads() []namedRead {
 	ctx := f.t.Context()
 	var session uuid.UUID
 	must(f.t, f.conn().QueryRow(ctx, `select session_id from samples where seq = 95000`).Scan(&session))
-	near, err := f.SampleOf(ctx, session)
+	near, err := storetest.SampleOf(ctx, f.Store, session)
 	must(f.t, err)
 	var batch uuid.UUID
 	must(f.t, f.conn().QueryRow(ctx, `select batch_id from samples join sessions using (session_id) where seq = 95001`).Scan(&batch))

@@ -13,6 +13,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // generating is a fixture with one session in its first turn.
@@ -99,7 +100,7 @@ func TestCheckpointsReadBack(t *testing.T) {
 		t.Errorf("%d checkpoints are left after the session", rows)
 	}
 
-	sample, err := f.SampleOf(t.Context(), id)
+	sample, err := storetest.SampleOf(t.Context(), f.Store, id)
 	must(t, err)
 	wantSegments := []store.Segment{
 		{Kind: store.SegmentPrompt, Count: 3},

@@ -15,6 +15,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // experts is a small column as an engine with two layers of experts would give it.
@@ -164,18 +165,18 @@ func TestDamagedColumnIsNotDelivered(t *testing.T) {
 	f.exec(`update sample_columns set data = '\x0103' where session_id = '` + ids[0].String() + `'`)
 	f.exec(`update sample_columns set shape = '{3}' where session_id = '` + ids[1].String() + `'`)
 	for _, id := range ids[:2] {
-		if _, err := f.SampleOf(t.Context(), id); err == nil {
+		if _, err := storetest.SampleOf(t.Context(), f.Store, id); err == nil {
 			t.Errorf("the damaged sample %s was delivered", id)
 		}
 	}
-	if _, err := f.SampleOf(t.Context(), ids[2]); err == nil {
+	if _, err := storetest.SampleOf(t.Context(), f.Store, ids[2]); err == nil {
 		t.Error("a column that is elsewhere was delivered without its place")
 	}
-	if _, err := s.SampleOf(t.Context(), ids[2]); err != nil {
+	if _, err := storetest.SampleOf(t.Context(), s, ids[2]); err != nil {
 		t.Error(err)
 	}
 	must(t, os.Remove(files(t, dir)[0]))
-	if _, err := s.SampleOf(t.Context(), ids[2]); err == nil {
+	if _, err := storetest.SampleOf(t.Context(), s, ids[2]); err == nil {
 		t.Error("a column whose file is gone was delivered")
 	}
 }

@@ -234,7 +234,7 @@ func TestSpareMembersStandIn(t *testing.T) {
 
 func (f *fixture) sampleOf(id uuid.UUID) store.Sample {
 	f.t.Helper()
-	sample, err := f.SampleOf(f.t.Context(), id)
+	sample, err := storetest.SampleOf(f.t.Context(), f.Store, id)
 	must(f.t, err)
 	return sample
 }

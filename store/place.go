@@ -81,15 +81,3 @@ func (s *Store) prunedMeanwhile(ctx context.Context, query *SampleQuery) error {
 	}
 	return prunedBefore(query.RunID, query.WholeGroups, pruned)
 }
-
-// tokensMustExist refuses a sample whose tokens are pruned.
-func tokensMustExist(ctx context.Context, tx pgx.Tx, sample *Sample) error {
-	var pruned int64
-	if err := tx.QueryRow(ctx, selectPrunedPlaceSQL, sample.RunID, false).Scan(&pruned); err != nil {
-		return err
-	}
-	if sample.Seq <= pruned {
-		return &PrunedError{Subject: fmt.Sprintf("the tokens of sample %s", sample.SessionID)}
-	}
-	return nil
-}

@@ -413,7 +413,7 @@ func (m *model) prune(t *rapid.T) {
 	m.pruned = want
 	if want > 0 {
 		var gone *store.PrunedError
-		if _, err := m.s.SampleOf(t.Context(), m.ended[want-1].id); !errors.As(err, &gone) {
+		if _, err := storetest.SampleOf(t.Context(), m.s, m.ended[want-1].id); !errors.As(err, &gone) {
 			t.Fatalf("a pruned sample: %v", err)
 		}
 	}

@@ -10,6 +10,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // atOnce lets go of everything that is done with.
@@ -110,7 +111,7 @@ func (f *fixture) refusesPruned(first store.SamplePage, ids []uuid.UUID) {
 	if got := seqs(f.samples(store.SampleQuery{After: gone.First, WithTokens: true})); fmt.Sprint(got) != "[5 6]" {
 		t.Errorf("after the cursor that the refusal names: %v", got)
 	}
-	if _, err := f.SampleOf(t.Context(), ids[0]); !errors.As(err, &gone) {
+	if _, err := storetest.SampleOf(t.Context(), f.Store, ids[0]); !errors.As(err, &gone) {
 		t.Errorf("a pruned sample: %v", err)
 	}
 	if pruned, err := f.HistoryPruned(t.Context(), ids[3]); err != nil || !pruned {

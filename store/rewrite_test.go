@@ -8,6 +8,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // sequenceOracle is what a session's sequences must become, kept the simple way.
@@ -82,7 +83,7 @@ func TestRewrittenContextsBecomeSequencesInWhichEachSampledTokenCountsOnce(t *te
 			}
 		}
 		f.end(id, router.Completed)
-		sample, err := f.SampleOf(t.Context(), id)
+		sample, err := storetest.SampleOf(t.Context(), f.Store, id)
 		must(t, err)
 		sequences := append(slices.Clone(sample.Tokens.Earlier), *sample.Tokens)
 		if len(sequences) != len(o.ids) || sample.Usage.Rewrites != rewrites || rewrites != len(o.ids)-1 {

@@ -291,25 +291,3 @@ func readSampleOf(ctx context.Context, from queryer, sessionID uuid.UUID) (Sampl
 	}
 	return pgx.CollectExactlyOneRow(rows, scanSample)
 }
-
-// SampleOf returns the sample of one session with its tokens, or ErrNotFound for
-// a session that is unknown or has not ended, or *PrunedError once its tokens are gone.
-func (s *Store) SampleOf(ctx context.Context, sessionID uuid.UUID) (Sample, error) {
-	samples := make([]Sample, 1)
-	err := s.read(ctx, func(tx pgx.Tx) (err error) {
-		if samples[0], err = readSampleOf(ctx, tx, sessionID); err != nil {
-			return err
-		}
-		if err := tokensMustExist(ctx, tx, &samples[0]); err != nil {
-			return err
-		}
-		if err := s.loadColumns(ctx, tx, samples); err != nil {
-			return err
-		}
-		return loadTokens(ctx, tx, samples)
-	})
-	if err != nil {
-		return Sample{}, found(err, "reading the sample of session", sessionID)
-	}
-	return samples[0], nil
-}

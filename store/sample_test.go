@@ -9,6 +9,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // ended releases and ends n sessions, sample i with the i-th status, repeated.
@@ -194,7 +195,7 @@ func TestSampleWithoutLogprobs(t *testing.T) {
 	if len(some.Logprobs) != len(some.TokenIDs) || some.Logprobs[6] != -0.5 || some.Logprobs[3] != 0 {
 		t.Errorf("with some: %v", some.Logprobs)
 	}
-	one, err := f.SampleOf(t.Context(), ids[1])
+	one, err := storetest.SampleOf(t.Context(), f.Store, ids[1])
 	must(t, err)
 	if one.Seq != 2 || len(one.Tokens.TokenIDs) != 11 {
 		t.Errorf("by session: %+v", one)
@@ -222,12 +223,12 @@ func TestDamagedSampleIsNotDelivered(t *testing.T) {
 			f.commit(id, number)
 		}
 		f.end(id, router.Completed)
-		if _, err := f.SampleOf(t.Context(), id); err != nil {
+		if _, err := storetest.SampleOf(t.Context(), f.Store, id); err != nil {
 			t.Fatal(err)
 		}
 		_, err := conn.Exec(t.Context(), statement, id)
 		must(t, err)
-		if _, err := f.SampleOf(t.Context(), id); err == nil {
+		if _, err := storetest.SampleOf(t.Context(), f.Store, id); err == nil {
 			t.Errorf("after %s the sample was delivered", statement)
 		}
 	}

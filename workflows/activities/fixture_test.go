@@ -124,7 +124,7 @@ func (f *fixture) workerOn(s *store.Store, e Engines, r Router, checkpointTokens
 func (f *fixture) end(a *Activities, id uuid.UUID, reply workflows.TurnReply) store.Sample {
 	f.t.Helper()
 	must(f.t, a.Complete(context.Background(), workflows.Completion{Session: id.String(), Status: reply.Status, Problem: reply.Problem}))
-	sample, err := f.SampleOf(context.Background(), id)
+	sample, err := storetest.SampleOf(context.Background(), f.Store, id)
 	must(f.t, err)
 	return sample
 }

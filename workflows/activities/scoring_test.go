@@ -22,6 +22,7 @@ import (
 	"holdfast/orchestrator/scoring"
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 	"holdfast/workflows"
 	"holdfast/workflows/task"
 )
@@ -275,7 +276,7 @@ func TestPromptIsTokenisedOnceForItsGroup(t *testing.T) {
 	if len(e.tokenized) != 3 {
 		t.Fatalf("engines were asked to tokenise %d times, of which two failed", len(e.tokenized))
 	}
-	sample, err := f.SampleOf(t.Context(), cancelled)
+	sample, err := storetest.SampleOf(t.Context(), f.Store, cancelled)
 	if err != nil || len(sample.Tokens.TokenIDs) != 0 || sample.Usage.ContextTokens != 0 {
 		t.Fatalf("the member that ended before is %+v, %v", sample, err)
 	}
