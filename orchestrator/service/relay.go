@@ -136,7 +136,7 @@ func (r *relay) send(ctx context.Context, row *store.OutboxRow) error {
 func (r *relay) cancel(ctx context.Context, row *store.OutboxRow) error {
 	id := row.SessionID.String()
 	var missing *serviceerror.NotFound
-	described, err := r.temporal.DescribeWorkflowExecution(ctx, id, "")
+	described, err := r.temporal.DescribeWorkflow(ctx, id, "")
 	if errors.As(err, &missing) {
 		return r.withoutWorkflow(ctx, row)
 	}
@@ -148,7 +148,7 @@ func (r *relay) cancel(ctx context.Context, row *store.OutboxRow) error {
 		return err
 	}
 	r.cancelLocal(row.SessionID)
-	err = r.temporal.CancelWorkflow(ctx, id, described.GetWorkflowExecutionInfo().GetExecution().GetRunId())
+	err = r.temporal.CancelWorkflow(ctx, id, described.WorkflowExecution.RunID)
 	if !errors.As(err, &missing) {
 		return err
 	}

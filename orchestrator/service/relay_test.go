@@ -12,11 +12,9 @@ import (
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
-	"go.temporal.io/api/common/v1"
 	"go.temporal.io/api/serviceerror"
-	"go.temporal.io/api/workflow/v1"
-	"go.temporal.io/api/workflowservice/v1"
 	"go.temporal.io/sdk/client"
+	"go.temporal.io/sdk/workflow"
 
 	"holdfast/router"
 	"holdfast/store"
@@ -44,14 +42,11 @@ type oneWorkflow struct {
 	endedRun string
 }
 
-func (w *oneWorkflow) ExecuteWorkflow(context.Context, client.StartWorkflowOptions, any, ...any) (client.WorkflowRun, error) {
-	return nil, nil
-}
-
-func (w *oneWorkflow) DescribeWorkflowExecution(_ context.Context, id, _ string) (*workflowservice.DescribeWorkflowExecutionResponse, error) {
-	info := &workflow.WorkflowExecutionInfo{Execution: &common.WorkflowExecution{WorkflowId: id, RunId: w.run}}
+func (w *oneWorkflow) DescribeWorkflow(_ context.Context, id, _ string) (*client.WorkflowExecutionDescription, error) {
+	described := &client.WorkflowExecutionDescription{}
+	described.WorkflowExecution = workflow.Execution{ID: id, RunID: w.run}
 	w.named()
-	return &workflowservice.DescribeWorkflowExecutionResponse{WorkflowExecutionInfo: info}, nil
+	return described, nil
 }
 
 func (w *oneWorkflow) CancelWorkflow(_ context.Context, _, run string) error {
