@@ -57,13 +57,14 @@ const (
 	// The counters answer for a consumer that began at the beginning. For another one
 	// what follows its place is counted, which costs as much as it has left to read, and
 	// not as much as the run has had. Members of open groups have no place yet: those of
-	// any status that have ended are what the two orders differ by.
+	// any status that have ended are what the two orders differ by. Ends that say nothing new have the planner expect a
+	// short stretch of an index.
 	paceRunSQL = `
 select now(), r.state = 'ended', v.max_concurrency, v.staleness_bound, v.spare_members, v.undelivered_limit,` + undeliveredOfRun + `, p.policy_version,
        case when f.start_seq > 0 and f.grouped
-            then c.sample_seq - c.grouped_seq + (select coalesce(sum(g.usable), 0) from groups g where g.run_id = r.run_id and g.place > f.acked_seq)
+            then c.sample_seq - c.grouped_seq + (select coalesce(sum(g.usable), 0) from groups g where g.run_id = r.run_id and g.place > f.acked_seq and g.place <= c.grouped_seq)
             when f.start_seq > 0
-            then (select count(*) from samples m where m.run_id = r.run_id and m.seq > f.acked_seq and m.status in ('completed', 'truncated'))
+            then (select count(*) from samples m where m.run_id = r.run_id and m.seq > f.acked_seq and m.seq <= c.sample_seq and m.status in ('completed', 'truncated'))
             else (select sum(k.completed + k.truncated) from class_counters k where k.run_id = r.run_id)
                  - coalesce((select sum(k.consumed) from consumer_classes k where k.run_id = r.run_id and k.consumer = f.consumer), 0)
        end::bigint
