@@ -180,6 +180,12 @@ func TestHarnessEndsItsSession(t *testing.T) {
 			f.call(a, id, workflows.HarnessCall{RequestID: "a"})
 			must(t, f.RequestFinish(t.Context(), id, c.finish))
 			must(t, f.RequestFinish(t.Context(), id, c.finish))
+			if _, err := a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "too late"}, ignore); !errors.Is(err, workflows.ErrSessionOver) {
+				t.Fatalf("a call right after the end was asked for got %v", err)
+			}
+			if work, err := f.SessionForWork(t.Context(), id); err != nil || work.Turns != 1 {
+				t.Fatalf("%d turns, %v: what came after the end was asked for counts", work.Turns, err)
+			}
 			var conflict *store.ConflictError
 			if err := f.RequestFinish(t.Context(), id, store.Finish{Status: router.Truncated, Detail: json.RawMessage(`1`)}); !errors.As(err, &conflict) {
 				t.Fatalf("another end got %v", err)

@@ -366,6 +366,11 @@ func TestChatsThatAreRefused(t *testing.T) {
 		t.Fatalf("a message without a role got %v", err)
 	}
 	_, err = a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "a", Chat: &workflows.HarnessChat{Messages: json.RawMessage(`[{"role":"user","content":[{"type":"image_url","image_url":{}}]}]`)}}, ignore)
+	if !errors.As(err, &invalid) || invalid.Field != "messages[0].content" {
+		t.Fatalf("a picture got %v", err)
+	}
+	// This engine takes content as text only.
+	_, err = a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "a", Chat: &workflows.HarnessChat{Messages: json.RawMessage(`[{"role":"user","content":[{"type":"text","text":"x"}]}]`)}}, ignore)
 	if !errors.As(err, &invalid) || invalid.Field != "messages" {
 		t.Fatalf("a chat that the engine refuses got %v", err)
 	}
