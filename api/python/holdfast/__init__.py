@@ -7,6 +7,7 @@ keeps what was acknowledged. It does not run sessions, tokenise or train.
 
 from . import errors
 from ._retry import RetryPolicy
+from ._weights import WeightUpdateError
 from .client import Client, Groups, Run, Samples, Session
 from .documents import (
     USABLE, Admission, Audit, Backlog, Batch, ClassBacklog, ClassMetrics, ClassMixture, ClassPace, ClassShare, Column, Consumer,
@@ -19,7 +20,7 @@ from .errors import (
     IdempotencyKeyReusedError, InternalError, InvalidJSONError, InvalidRequestError, LimitReachedError, MethodNotAllowedError, NotFoundError,
     NotOwnerError, OverloadedError, ProblemError, ProtocolError, PrunedError, RequestTimeoutError, RunEndedError,
     StoppingError, TooLargeError, UnauthorizedError, UnavailableError, UnknownClassError, UnknownCursorError,
-    UnreachableError, UnsupportedMediaTypeError, WeightUpdateError,
+    UnreachableError, UnsupportedMediaTypeError,
 )
 from .groups import Group
 from .tasks import Contract, Task, batch_key

@@ -7,11 +7,22 @@ from typing import Any, Dict, Tuple
 
 from . import _calls
 from .documents import WeightUpdate
-from .errors import WeightUpdateError
+from .errors import HoldfastError
 
 _UNDER_WAY = {"paused": ("pausing",), "committed": ("committing",), "cancelled": ("cancelling",)}
 _FIRST_PAUSE_SECONDS = 0.02
 _LAST_PAUSE_SECONDS = 0.5
+
+
+class WeightUpdateError(HoldfastError):
+    """A weight update did not come to where it should; ``update`` tells where it stands."""
+
+    def __init__(self, message: str, update: WeightUpdate) -> None:
+        super().__init__(message, update)
+        self.update = update
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class Course:

@@ -13,10 +13,7 @@ import email.utils
 import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Dict, List, Mapping, Optional, Type
-
-if TYPE_CHECKING:
-    from .documents import WeightUpdate
+from typing import Any, Dict, List, Mapping, Optional, Type
 
 __all__ = [
     "BodyTimeoutError", "ConflictError", "EngineDoesNotAnswerError", "ErrorDetail", "ForbiddenError",
@@ -24,7 +21,7 @@ __all__ = [
     "LimitReachedError", "MethodNotAllowedError", "NotFoundError", "NotOwnerError", "OverloadedError", "ProblemError",
     "ProtocolError", "PrunedError", "RequestTimeoutError", "RunEndedError", "StoppingError", "TooLargeError",
     "UnauthorizedError", "UnavailableError", "UnknownClassError", "UnknownCursorError", "UnreachableError",
-    "UnsupportedMediaTypeError", "WeightUpdateError",
+    "UnsupportedMediaTypeError",
 ]
 
 
@@ -45,17 +42,6 @@ class UnreachableError(HoldfastError):
 
 class ProtocolError(HoldfastError):
     """The answer is not what the interface describes."""
-
-
-class WeightUpdateError(HoldfastError):
-    """A weight update did not come to where it should; ``update`` tells where it stands."""
-
-    def __init__(self, message: str, update: "WeightUpdate") -> None:
-        super().__init__(message, update)
-        self.update = update
-
-    def __str__(self) -> str:
-        return str(self.args[0])
 
 
 @dataclass(frozen=True)
