@@ -85,6 +85,9 @@ where ` + openTurnCondition + ` and ` + followsSQL
 select start_tokens, tokens, part, previous, ids, logprobs, policy_version, instance, attempts, resumes, tokens_regenerated
 from turn_checkpoints where session_id = $1 and turn = $2 order by start_tokens`
 
+	dropFromSQL = `
+delete from turn_checkpoints where session_id = $1 and turn = $2 and start_tokens >= $3 and ` + openTurnCondition + ` and ` + followsSQL
+
 	dropCheckpointsSQL = `delete from turn_checkpoints where session_id = $1`
 )
 
@@ -124,6 +127,14 @@ func (s *Store) SaveCheckpoint(ctx context.Context, c Checkpoint) (last uuid.UUI
 		err = ErrSessionEnded
 	}
 	return uuid.Nil, found(err, fmt.Sprintf("saving a checkpoint of turn %d of session", c.Turn), c.SessionID)
+}
+
+// DropCheckpoints removes what is stored of an uncommitted turn's output behind a part,
+// which ends at startTokens, or all of it if that is 0: it turned out not to be what was
+// sampled. Where the turn or the chain is another worker's by now it removes nothing.
+func (s *Store) DropCheckpoints(ctx context.Context, c Checkpoint) error {
+	_, err := s.pool.Exec(ctx, dropFromSQL, c.SessionID, c.Turn, c.StartTokens, c.Previous, c.Restarts)
+	return found(err, fmt.Sprintf("dropping checkpoints of turn %d of session", c.Turn), c.SessionID)
 }
 
 // check refuses what could not be read back as it was meant.

@@ -318,7 +318,7 @@ func (m *model) readPage(t *rapid.T, r *reader, limit int) {
 	m.compare(t, r, page, from, limit)
 	r.delivered, r.cursor = from+len(page.Samples), page.Next
 	r.marks[r.delivered] = page.Next
-	r.known = r.known || r.delivered > 0
+	r.known = true
 }
 
 // compare checks a page against the order of the ends.
@@ -365,7 +365,7 @@ func (m *model) lookBack(t *rapid.T) {
 	m.compare(t, r, page, from, 3)
 	r.delivered, r.cursor = from+len(page.Samples), page.Next
 	r.marks[r.delivered] = page.Next
-	r.known = r.known || r.delivered > 0
+	r.known = true
 }
 
 func (m *model) ack(t *rapid.T) {
@@ -378,9 +378,6 @@ func (m *model) ack(t *rapid.T) {
 
 func (m *model) ackOf(t *rapid.T, r *reader) {
 	place, err := m.s.Ack(t.Context(), m.run.ID, r.name, r.cursor)
-	if !r.known && errors.Is(err, store.ErrNotFound) {
-		return // it has read empty pages only and is not known yet
-	}
 	ok(t, err)
 	r.acked = max(r.acked, r.delivered)
 	if place.AcknowledgedSeq != int64(r.acked) {

@@ -89,6 +89,26 @@ func (s *saver) save(ctx context.Context) {
 	}
 }
 
+// drop removes from the store what this worker's output has discarded, so that no
+// other one goes on from it. It tries until ctx ends, whose error it then returns.
+func (s *saver) drop(ctx context.Context) error {
+	c := s.out.discarded()
+	c.SessionID, c.Restarts, c.Turn = s.session, s.restarts, s.turn
+	for tries := 1; ; tries++ {
+		err := s.a.cfg.Store.DropCheckpoints(ctx, c)
+		if err == nil {
+			return nil
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		s.a.cfg.Logger.Warn("dropping checkpoints failed, trying again", "session", s.session, "turn", s.turn, "tries", tries, "error", err)
+		if err := s.a.pause(ctx, tries); err != nil {
+			return err
+		}
+	}
+}
+
 // part saves what is left when this worker must stop: its context has ended, and
 // another one may go on.
 func (s *saver) part(ctx context.Context) {

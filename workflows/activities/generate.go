@@ -196,6 +196,9 @@ func (g *generation) call(ctx context.Context) (callEnd, error) {
 	end, err := judge(&result, err)
 	if end == 0 {
 		g.discard()
+		if dropErr := g.save.drop(ctx); dropErr != nil {
+			return callFailed, dropErr
+		}
 		return callFailed, err
 	}
 	if g.out.mixes(result.OutputIDs, result.Logprobs) {

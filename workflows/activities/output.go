@@ -223,6 +223,14 @@ func (o *output) unsaved() (c store.Checkpoint, ok bool) {
 	return c, true
 }
 
+// discarded names the part behind which stored output is to go.
+func (o *output) discarded() store.Checkpoint {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	durable := o.durable()
+	return store.Checkpoint{StartTokens: durable.end, Previous: durable.id}
+}
+
 // saved notes a checkpoint.
 func (o *output) saved(part savedPart) {
 	o.mu.Lock()
