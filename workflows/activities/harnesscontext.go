@@ -152,7 +152,7 @@ func (a *Activities) chatTokens(ctx context.Context, sc *sessionContext, chat *w
 		}
 		a.cfg.Logger.Warn("a chat that goes on is rendered anew: its template cannot be followed", "session", sc.work.ID, "error", err)
 	}
-	whole, err := a.idsOf(ctx, engine.TokenizeRequest{Messages: chat.Messages, Tools: chat.Tools, AddGenerationPrompt: true})
+	whole, err := a.tokenize(ctx, engine.TokenizeRequest{Messages: chat.Messages, Tools: chat.Tools, AddGenerationPrompt: true})
 	if err != nil {
 		return nextContext{}, err
 	}
@@ -176,7 +176,7 @@ func (a *Activities) following(ctx context.Context, tools json.RawMessage, messa
 	var renderings [2][]int32
 	for i := range renderings {
 		var err error
-		renderings[i], err = a.idsOf(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[i], messages[from:]), Tools: tools, AddGenerationPrompt: true})
+		renderings[i], err = a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[i], messages[from:]), Tools: tools, AddGenerationPrompt: true})
 		var final *finalError
 		if errors.As(err, &final) {
 			return a.difference(ctx, tools, messages, from, stop)
@@ -203,11 +203,11 @@ func (a *Activities) following(ctx context.Context, tools json.RawMessage, messa
 // difference is what the whole chat has beyond its rendering up to the answer, and of
 // that the end behind the token that the model stopped with.
 func (a *Activities) difference(ctx context.Context, tools json.RawMessage, messages []transcript.Message, from int, stop int32) ([]int32, error) {
-	before, err := a.idsOf(ctx, engine.TokenizeRequest{Messages: transcript.Join(nil, messages[:from]), Tools: tools})
+	before, err := a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(nil, messages[:from]), Tools: tools})
 	if err != nil {
 		return nil, err
 	}
-	whole, err := a.idsOf(ctx, engine.TokenizeRequest{Messages: transcript.Join(nil, messages), Tools: tools, AddGenerationPrompt: true})
+	whole, err := a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(nil, messages), Tools: tools, AddGenerationPrompt: true})
 	if err != nil {
 		return nil, err
 	}
@@ -229,12 +229,12 @@ func (a *Activities) nextText(ctx context.Context, sc *sessionContext, text stri
 	if seen := sc.harness.seen; seen != nil && seen.Length <= len(text) && slices.Equal(transcript.DigestText(text[:seen.Length]), seen.Digest) {
 		var ids []int32
 		if more := text[seen.Length:]; more != "" {
-			ids, err = a.idsOf(ctx, engine.TokenizeRequest{Text: more, Bare: true})
+			ids, err = a.tokenize(ctx, engine.TokenizeRequest{Text: more, Bare: true})
 		}
 		n = goOn(sc.tokens, ids)
 	} else {
 		var ids []int32
-		ids, err = a.idsOf(ctx, engine.TokenizeRequest{Text: text})
+		ids, err = a.tokenize(ctx, engine.TokenizeRequest{Text: text})
 		n = leaveAt(sc.tokens, ids)
 	}
 	if err != nil {
@@ -244,15 +244,6 @@ func (a *Activities) nextText(ctx context.Context, sc *sessionContext, text stri
 		return &store.Seen{Length: len(text) + len(m.content), Digest: transcript.DigestText(text, m.content)}
 	}
 	return n, nil
-}
-
-// idsOf asks the engines for the ids of a text or chat; see askEngines for its errors.
-func (a *Activities) idsOf(ctx context.Context, request engine.TokenizeRequest) (ids []int32, err error) {
-	err = a.askEngines(ctx, func() (err error) {
-		ids, err = a.cfg.Engines.Tokenize(ctx, request)
-		return err
-	})
-	return ids, err
 }
 
 // tokenizeProblem tells what the engines would not tokenise from engines that are away.
