@@ -24,21 +24,17 @@ type deadlineKeeper struct {
 
 // run keeps deadlines until ctx ends.
 func (k *deadlineKeeper) run(ctx context.Context) error {
-	ticker := time.NewTicker(deadlineInterval)
-	defer ticker.Stop()
-	for {
-		concerned, err := k.store.ExpireDeadlines(ctx, k.pool, k.epoch)
-		switch {
-		case err != nil && ctx.Err() == nil && !errors.Is(err, store.ErrFenced):
-			k.log.Warn("keeping deadlines failed, trying again", "error", err)
-		case concerned > 0:
-			k.log.Info("deadlines of groups have passed", "sessions", concerned)
-			k.messages.notify()
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
+	return every(ctx, deadlineInterval, k.log, "keeping deadlines", k.once)
+}
+
+func (k *deadlineKeeper) once(ctx context.Context) error {
+	concerned, err := k.store.ExpireDeadlines(ctx, k.pool, k.epoch)
+	if concerned > 0 {
+		k.log.Info("deadlines of groups have passed", "sessions", concerned)
+		k.messages.notify()
 	}
+	if errors.Is(err, store.ErrFenced) {
+		return nil // the lease's keeper finds out as well, and ends the term
+	}
+	return err
 }

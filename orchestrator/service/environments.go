@@ -30,18 +30,8 @@ type sweeper struct {
 
 // run sweeps until ctx ends.
 func (s *sweeper) run(ctx context.Context) error {
-	ticker := time.NewTicker(sweepInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		if err := s.once(ctx, sweepIdle); err != nil && ctx.Err() == nil {
-			s.log.Warn("closing the environments of sessions that have ended failed, trying again", "error", err)
-		}
-	}
+	return every(ctx, sweepInterval, s.log, "closing the environments of sessions that have ended",
+		func(ctx context.Context) error { return s.once(ctx, sweepIdle) })
 }
 
 // once closes what is left of sessions that have ended.

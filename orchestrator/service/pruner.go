@@ -42,18 +42,7 @@ type pruner struct {
 
 // run prunes until ctx ends.
 func (p *pruner) run(ctx context.Context) error {
-	ticker := time.NewTicker(p.keep.Interval)
-	defer ticker.Stop()
-	for {
-		if err := p.prune(ctx); err != nil && ctx.Err() == nil {
-			p.log.Warn("pruning failed, trying again", "error", err)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-	}
+	return every(ctx, p.keep.Interval, p.log, "pruning", p.prune)
 }
 
 // prune takes every run of the pool as far as it may go. What fails with one keeps

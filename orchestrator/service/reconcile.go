@@ -28,18 +28,7 @@ type reconciler struct {
 
 // run reconciles until ctx ends.
 func (r *reconciler) run(ctx context.Context) error {
-	ticker := time.NewTicker(reconcileInterval)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-ticker.C:
-		}
-		if err := r.once(ctx); err != nil && ctx.Err() == nil {
-			r.log.Warn("comparing the router's sessions with the store failed, trying again", "error", err)
-		}
-	}
+	return every(ctx, reconcileInterval, r.log, "comparing the router's sessions with the store", r.once)
 }
 
 // once asks the store about every session that the router knows.
