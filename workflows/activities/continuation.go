@@ -10,64 +10,90 @@ import (
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/toolcall"
+	"holdfast/orchestrator/transcript"
 	"holdfast/store"
 	"holdfast/workflows/task"
 )
 
-// Tokens are kept: what a model said is never turned into ids again. So the ids of an
-// observation cannot come from the template of the whole chat. They are the difference
-// that its messages make behind a chat that is made up for the purpose.
+// Tokens are kept: what a model said is never turned into ids again. So the ids of what
+// follows cannot come from the template of the whole chat. They are what messages add
+// behind an answer that is made up for the purpose.
 
-// continuation returns the ids that follow the ids of the model's last message, up to
-// where it speaks again: the end of its message as far as it did not write that itself,
-// the given messages, the beginning of an answer. Without a last message they follow
-// a prompt. After a prompt of plain text they are plain text.
+// madeUp is a beginning for messages that follow an answer: two of them, which differ in
+// the answer's text alone.
+var madeUp = [2][]json.RawMessage{
+	{json.RawMessage(`{"role":"user","content":"."}`), json.RawMessage(`{"role":"assistant","content":"a"}`)},
+	{json.RawMessage(`{"role":"user","content":"."}`), json.RawMessage(`{"role":"assistant","content":"b"}`)},
+}
+
+// behindAnswer returns the ids that follow an answer of the model's, which ended with
+// stop, or without an end if that is negative: the end of its message as far as it did
+// not write that itself, the messages, the beginning of the next answer. They are what
+// two renderings have in common behind an answer in which they differ: so neither the
+// text of what was sampled nor what a template leaves out of earlier messages plays a
+// part, and the cost is that of the new messages alone.
+func (a *Activities) behindAnswer(ctx context.Context, tools json.RawMessage, messages []transcript.Message, stop int32) ([]int32, error) {
+	var renderings [2][]int32
+	for i := range renderings {
+		var err error
+		renderings[i], err = a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[i], messages), Tools: tools, AddGenerationPrompt: true})
+		if err != nil {
+			return nil, err
+		}
+	}
+	one, other := renderings[0], renderings[1]
+	common := 0
+	for common < min(len(one), len(other)) && one[len(one)-1-common] == other[len(other)-1-common] {
+		common++
+	}
+	if common == min(len(one), len(other)) {
+		return nil, &finalError{errors.New("the engine's chat template does not show what the assistant says")}
+	}
+	ids := one[len(one)-common:]
+	if len(ids) > 0 && ids[0] == stop {
+		ids = ids[1:]
+	}
+	return ids, nil
+}
+
+// continuation returns the ids that follow the ids of the model's last message, or a
+// prompt where that is nil. After a prompt of plain text they are plain text.
 func (a *Activities) continuation(ctx context.Context, spec *task.Spec, messages []toolcall.Message, last []int32) ([]int32, error) {
 	if spec.Prompt.Text != "" {
 		return a.plainText(ctx, messages)
 	}
-	made := func(answer string) []toolcall.Message {
-		return []toolcall.Message{{Role: "user", Content: "."}, {Role: "assistant", Content: answer}}
+	following := make([]transcript.Message, len(messages))
+	for i := range messages {
+		encoded, err := json.Marshal(messages[i])
+		if err != nil {
+			return nil, fmt.Errorf("encoding a message: %w", err)
+		}
+		following[i].Raw = encoded
 	}
-	closed, err := a.chat(ctx, made("a"), false)
-	if err != nil {
-		return nil, err
+	if last == nil {
+		return a.behindPrompt(ctx, following)
 	}
-	other, err := a.chat(ctx, made("b"), false)
-	if err != nil {
-		return nil, err
+	stop := int32(-1)
+	if len(last) > 0 {
+		stop = last[len(last)-1]
 	}
-	whole, err := a.chat(ctx, append(made("a"), messages...), true)
-	if err != nil {
-		return nil, err
-	}
-	if len(whole) < len(closed) || !slices.Equal(whole[:len(closed)], closed) {
-		return nil, &finalError{errors.New("the engine's chat template changes earlier messages when others follow")}
-	}
-	var ids []int32
-	if last != nil {
-		ids = append(ids, messageEnd(closed, other, last)...)
-	}
-	return append(ids, whole[len(closed):]...), nil
+	return a.behindAnswer(ctx, nil, following, stop)
 }
 
-// messageEnd is what ends a message in two chats that differ in its text only, without
-// what the model's own ids end with.
-func messageEnd(closed, other, last []int32) []int32 {
-	common := 0
-	for common < min(len(closed), len(other)) && closed[len(closed)-1-common] == other[len(other)-1-common] {
-		common++
+// behindPrompt returns what messages add where the model has not spoken yet.
+func (a *Activities) behindPrompt(ctx context.Context, messages []transcript.Message) ([]int32, error) {
+	before, err := a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[0], nil)})
+	if err != nil {
+		return nil, err
 	}
-	end := closed[len(closed)-common:]
-	if len(last) == 0 {
-		return end
+	whole, err := a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[0], messages), AddGenerationPrompt: true})
+	if err != nil {
+		return nil, err
 	}
-	for i := len(end) - 1; i >= 0; i-- {
-		if end[i] == last[len(last)-1] {
-			return end[i+1:]
-		}
+	if len(whole) < len(before) || !slices.Equal(whole[:len(before)], before) {
+		return nil, &finalError{errors.New("the engine's chat template changes earlier messages when others follow")}
 	}
-	return end
+	return whole[len(before):], nil
 }
 
 // firstObservation returns the ids that follow the prompt of messages that is kept.
@@ -90,14 +116,6 @@ func (a *Activities) firstObservation(ctx context.Context, work *store.WorkSessi
 	// Another member of the group has made the prompt with other tools, or the template
 	// does not merely go on.
 	return a.continuation(ctx, &work.Spec, messages, nil)
-}
-
-func (a *Activities) chat(ctx context.Context, messages []toolcall.Message, addGenerationPrompt bool) ([]int32, error) {
-	raw, err := json.Marshal(messages)
-	if err != nil {
-		return nil, fmt.Errorf("encoding messages: %w", err)
-	}
-	return a.tokenize(ctx, engine.TokenizeRequest{Messages: raw, AddGenerationPrompt: addGenerationPrompt})
 }
 
 // plainText is each message on lines of its own.

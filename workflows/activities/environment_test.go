@@ -255,6 +255,10 @@ func TestContinuationEndsTheModelsMessage(t *testing.T) {
 			t.Errorf("%s: %v, %v", name, ids, err)
 		}
 	}
+	begins := engine.Bytes{}.Encode([]int32{'\n', turnBegins}, "assistant\n")
+	if ids, err := a.continuation(t.Context(), &task.Spec{}, nil, []int32{5, turnEnds}); err != nil || !slices.Equal(ids, begins) {
+		t.Errorf("an environment that says nothing: %v, %v", ids, err)
+	}
 	a = f.worker(templated{engines: newEngines(t), forgets: true}, &placements{}, testCheckpointTokens)
 	var final *finalError
 	if ids, err := a.continuation(t.Context(), &task.Spec{}, append(observed, observed...), []int32{1}); !errors.As(err, &final) {

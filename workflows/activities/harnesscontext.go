@@ -159,45 +159,15 @@ func (a *Activities) chatTokens(ctx context.Context, sc *sessionContext, chat *w
 	return leaveAt(sc.tokens, whole), nil
 }
 
-// A made-up beginning for messages that follow an answer: two of them, which differ in
-// the answer's text alone.
-var madeUp = [2][]json.RawMessage{
-	{json.RawMessage(`{"role":"user","content":"."}`), json.RawMessage(`{"role":"assistant","content":"a"}`)},
-	{json.RawMessage(`{"role":"user","content":"."}`), json.RawMessage(`{"role":"assistant","content":"b"}`)},
-}
-
-// following returns the ids that follow the model's last answer: the end of its
-// message as far as it did not write that itself, the messages from a place on, the
-// beginning of the next answer. They are what two renderings have in common behind an
-// answer in which they differ: so neither the text of what was sampled nor what a
-// template leaves out of earlier messages plays a part, and the cost is that of the new
-// messages alone. A template that refuses such chats is asked for the whole one.
+// following returns the ids that follow the model's last answer: see behindAnswer. A
+// template that refuses made-up chats is asked for the whole one.
 func (a *Activities) following(ctx context.Context, tools json.RawMessage, messages []transcript.Message, from int, stop int32) ([]int32, error) {
-	var renderings [2][]int32
-	for i := range renderings {
-		var err error
-		renderings[i], err = a.tokenize(ctx, engine.TokenizeRequest{Messages: transcript.Join(madeUp[i], messages[from:]), Tools: tools, AddGenerationPrompt: true})
-		var final *finalError
-		if errors.As(err, &final) {
-			return a.difference(ctx, tools, messages, from, stop)
-		}
-		if err != nil {
-			return nil, err
-		}
+	ids, err := a.behindAnswer(ctx, tools, messages[from:], stop)
+	var final *finalError
+	if errors.As(err, &final) {
+		return a.difference(ctx, tools, messages, from, stop)
 	}
-	one, other := renderings[0], renderings[1]
-	common := 0
-	for common < min(len(one), len(other)) && one[len(one)-1-common] == other[len(other)-1-common] {
-		common++
-	}
-	if common == min(len(one), len(other)) {
-		return nil, &finalError{errors.New("the engine's chat template does not show what the assistant says")}
-	}
-	ids := one[len(one)-common:]
-	if len(ids) > 0 && ids[0] == stop {
-		ids = ids[1:]
-	}
-	return ids, nil
+	return ids, err
 }
 
 // difference is what the whole chat has beyond its rendering up to the answer, and of
