@@ -1,6 +1,9 @@
 package instance
 
-import "sort"
+import (
+	"slices"
+	"sort"
+)
 
 // oracle is the engine model as one would write it without a thought for speed:
 // every block is an object with a content key, every step is simulated, every
@@ -106,14 +109,9 @@ func (o *oracle) reset() {
 	o.epoch++
 }
 
+// without is a list of its own, since others may be walking through this one.
 func without(list []*oracleRequest, x *oracleRequest) []*oracleRequest {
-	var out []*oracleRequest
-	for _, y := range list {
-		if y != x {
-			out = append(out, y)
-		}
-	}
-	return out
+	return slices.DeleteFunc(slices.Clone(list), func(y *oracleRequest) bool { return y == x })
 }
 
 // leave releases all of x's blocks, the last first.
@@ -340,7 +338,7 @@ func (o *oracle) start() (preempted bool) {
 			}
 			o.preempt()
 			preempted = true
-			gone = !contains(o.running, x)
+			gone = !slices.Contains(o.running, x)
 			for _, y := range o.running {
 				delete(before, y)
 			}
@@ -420,15 +418,6 @@ func (o *oracle) start() (preempted bool) {
 	o.inStep = true
 	o.stepEnd = o.boundary + o.cost.basePicos + int64(batch)*o.cost.perSequencePicos + kv*o.cost.perKVTokenPicos + picos
 	return preempted
-}
-
-func contains(list []*oracleRequest, x *oracleRequest) bool {
-	for _, y := range list {
-		if x == y {
-			return true
-		}
-	}
-	return false
 }
 
 func (o *oracle) chunk(x *oracleRequest, chunk int) int64 {
