@@ -70,32 +70,51 @@ func (s *Server) gate(ctx huma.Context, next func(huma.Context)) {
 		writeProblem(c, newProblem(http.StatusUnprocessableEntity, kindInvalidRequest, "query: must be text without U+0000"))
 		return
 	}
-	who, refused := s.doorkeeper.admit(c.Request(), want.roles)
-	stateOf(ctx.Context()).caller = who
+	if refused := s.pass(c.Request(), want.roles); refused != nil {
+		writeProblem(c, refused)
+		return
+	}
+	leave, refused := s.enter(want.kind)
 	if refused != nil {
 		writeProblem(c, refused)
 		return
 	}
-	if err := s.crossOrigin.Check(c.Request()); err != nil {
-		writeProblem(c, newProblem(http.StatusForbidden, kindForbidden, "a page of another site may not do this").because(err))
-		return
-	}
-	slots := s.slots[want.kind]
-	if !slots.TryAcquire(1) {
-		s.metrics.refused.WithLabelValues(want.kind.String()).Inc()
-		writeProblem(c, newProblem(http.StatusTooManyRequests, kindOverloaded, fmt.Sprintf("as many requests of kind %s are at work as are allowed; try again after a moment", want.kind)))
-		return
-	}
-	defer slots.Release(1)
-	working := s.metrics.working.WithLabelValues(want.kind.String())
-	working.Inc()
-	defer working.Dec()
+	defer leave()
 	if want.kind != workUpload {
 		c.Request().Body = shortBody{c.Request().Body}
 	}
 	bounded, cancel := context.WithTimeout(ctx.Context(), want.timeout)
 	defer cancel()
 	next(huma.WithContext(ctx, bounded))
+}
+
+// pass lets a request through whose caller is known, has one of the roles and is no page
+// of another site.
+func (s *Server) pass(r *http.Request, roles []Role) *problem {
+	who, refused := s.doorkeeper.admit(r, roles)
+	stateOf(r.Context()).caller = who
+	if refused != nil {
+		return refused
+	}
+	if err := s.crossOrigin.Check(r); err != nil {
+		return newProblem(http.StatusForbidden, kindForbidden, "a page of another site may not do this").because(err)
+	}
+	return nil
+}
+
+// enter takes a place among the requests of its kind at work, which leave gives back.
+func (s *Server) enter(kind workKind) (leave func(), refused *problem) {
+	slots := s.slots[kind]
+	if !slots.TryAcquire(1) {
+		s.metrics.refused.WithLabelValues(kind.String()).Inc()
+		return nil, newProblem(http.StatusTooManyRequests, kindOverloaded, fmt.Sprintf("as many requests of kind %s are at work as are allowed; try again after a moment", kind))
+	}
+	working := s.metrics.working.WithLabelValues(kind.String())
+	working.Inc()
+	return func() {
+		working.Dec()
+		slots.Release(1)
+	}, nil
 }
 
 // plainText tells whether the database can keep a text.

@@ -50,7 +50,7 @@ func (s *Server) registerOpenAI() {
 	}
 }
 
-// openAITurn answers one call. What an ordinary operation's gate does is done here.
+// openAITurn answers one call.
 func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 	return func(c echo.Context) error {
 		session, refused := s.openAIEnter(c, trainers)
@@ -63,7 +63,7 @@ func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 		case s.harness == nil:
 			return writeOpenAIProblem(c, problemOf(ErrNotOwner))
 		}
-		leave, refused := s.openAISlot(workTurn)
+		leave, refused := s.enter(workTurn)
 		if refused != nil {
 			return writeOpenAIProblem(c, refused)
 		}
@@ -83,22 +83,6 @@ func (s *Server) openAITurn(kind openAIKind) echo.HandlerFunc {
 		answer.turn(&made)
 		return nil
 	}
-}
-
-// openAISlot takes a slot of the kind, as the gate does for other operations, until
-// leave is called.
-func (s *Server) openAISlot(kind workKind) (leave func(), refused *problem) {
-	slots := s.slots[kind]
-	if !slots.TryAcquire(1) {
-		s.metrics.refused.WithLabelValues(kind.String()).Inc()
-		return nil, newProblem(http.StatusTooManyRequests, kindOverloaded, "as many calls are at work as are allowed; try again after a moment")
-	}
-	working := s.metrics.working.WithLabelValues(kind.String())
-	working.Inc()
-	return func() {
-		working.Dec()
-		slots.Release(1)
-	}, nil
 }
 
 // openAICall reads and checks a call.
@@ -144,13 +128,8 @@ func (s *Server) openAIEnter(c echo.Context, roles []Role) (uuid.UUID, *problem)
 			}
 		}
 	}
-	who, refused := s.doorkeeper.admit(r, roles)
-	stateOf(r.Context()).caller = who
-	if refused != nil {
+	if refused := s.pass(r, roles); refused != nil {
 		return uuid.Nil, refused
-	}
-	if err := s.crossOrigin.Check(r); err != nil {
-		return uuid.Nil, newProblem(http.StatusForbidden, kindForbidden, "a page of another site may not do this").because(err)
 	}
 	if named == "" {
 		return uuid.Nil, nil
@@ -169,7 +148,7 @@ func (s *Server) openAIModels(c echo.Context) error {
 	if refused != nil {
 		return writeOpenAIProblem(c, refused)
 	}
-	leave, refused := s.openAISlot(workRequest)
+	leave, refused := s.enter(workRequest)
 	if refused != nil {
 		return writeOpenAIProblem(c, refused)
 	}

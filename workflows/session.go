@@ -145,12 +145,8 @@ func (s *session) awaitGrant(ctx workflow.Context, turn int) error {
 
 // turn runs one model call to its commit.
 func (s *session) turn(ctx workflow.Context, turn int) (TurnReply, error) {
-	options := bookkeepingOptions()
-	options.StartToCloseTimeout = turnTimeout
-	options.HeartbeatTimeout = heartbeatTimeout
-	options.WaitForCancellation = true
 	var reply TurnReply
-	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, longOptions(turnTimeout)),
 		TurnActivity, TurnRef{Session: s.input.Session, Turn: turn}).Get(ctx, &reply)
 	return reply, err
 }
@@ -168,12 +164,8 @@ func (s *session) gap(ctx workflow.Context, turn int, before TurnReply) (TurnRep
 // failures are replies; it is tried again only where it could not be made at all, and
 // a step that was made is not made twice.
 func (s *session) step(ctx workflow.Context, step int) (TurnReply, error) {
-	options := bookkeepingOptions()
-	options.StartToCloseTimeout = stepTimeout
-	options.HeartbeatTimeout = heartbeatTimeout
-	options.WaitForCancellation = true
 	var reply TurnReply
-	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, longOptions(stepTimeout)),
 		StepActivity, StepRef{Session: s.input.Session, Step: step}).Get(ctx, &reply)
 	return reply, err
 }
@@ -212,12 +204,8 @@ func (s *session) finish(ctx workflow.Context, reply TurnReply, err error) (Comp
 
 // score lets the task's scorer give the reward.
 func (s *session) score(ctx workflow.Context, end Completion) (Completion, error) {
-	options := bookkeepingOptions()
-	options.StartToCloseTimeout = scoreTimeout
-	options.HeartbeatTimeout = heartbeatTimeout
-	options.WaitForCancellation = true
 	var score ScoreReply
-	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, options),
+	err := workflow.ExecuteActivity(workflow.WithActivityOptions(ctx, longOptions(scoreTimeout)),
 		ScoreActivity, s.input.Session).Get(ctx, &score)
 	if err != nil {
 		return Completion{}, err
@@ -263,6 +251,15 @@ func (s *session) continueAsNew(ctx workflow.Context, turn int, admitted bool) e
 	}
 	next := SessionInput{Session: s.input.Session, Turn: turn, Admitted: admitted, Stepped: s.input.Stepped}
 	return workflow.NewContinueAsNewError(ctx, SessionWorkflow, next)
+}
+
+// longOptions suits an activity that may take long: its worker's death shows in its
+// heartbeats, and a cancellation waits until it has stopped.
+func longOptions(limit time.Duration) workflow.ActivityOptions {
+	options := bookkeepingOptions()
+	options.StartToCloseTimeout, options.HeartbeatTimeout = limit, heartbeatTimeout
+	options.WaitForCancellation = true
+	return options
 }
 
 // bookkeepingOptions suits an activity that reads and writes rows: tried again

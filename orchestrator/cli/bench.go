@@ -68,7 +68,7 @@ func newBench() *cobra.Command {
 		Long: `Runs the service as "holdfast dev" does, with engines in a process of their own that
 answer at once, and measures: time added to a turn at one session and at 32, turns a
 second, CPU a turn by process, what a harness's endpoint adds to a call, and memory of held
-sessions. Takes two to four minutes.
+sessions. Takes about six minutes.
 Nothing else should be running. The last line is one JSON object.`,
 		Args: cobra.NoArgs,
 	}
