@@ -32,7 +32,7 @@ func (s *Server) auditSession(ctx context.Context, in *SessionPath) (*auditOutpu
 func wireAudit(found *store.Audit) wire.Audit {
 	session := &found.Session
 	w := wire.Audit{
-		Session: wireSession(session), Release: releaseOf(found),
+		Session: wireSession(session), Release: releaseOf(found), Moves: max(0, len(session.Instances)-1),
 		Turns: make([]wire.Turn, len(found.Turns)), Deliveries: wireDeliveries(found.Deliveries), Events: wireEvents(found.Events),
 		More: found.More, HistoryPruned: found.HistoryPruned, TranscriptPruned: found.TranscriptPruned,
 	}
@@ -43,9 +43,6 @@ func wireAudit(found *store.Audit) wire.Audit {
 	story := storyteller{audit: &w}
 	for i := range found.Events {
 		story.tell(&found.Events[i])
-	}
-	for i := 1; i < len(session.Instances); i++ {
-		w.Moves++
 	}
 	if session.Reward != nil || session.Times.ScoreSeconds > 0 {
 		w.Score = &wire.Score{At: story.scoredAt, Seconds: session.Times.ScoreSeconds, Reward: session.Reward, Detail: session.ScoreDetail}
