@@ -115,14 +115,15 @@ func (d *Directory) Run(ctx context.Context, request Request) (Result, error) {
 		result.Reached = LimitOutput
 	case <-ctx.Done():
 	}
-	if err := p.killAndWait(); err != nil {
+	stopped, err := p.killAndWait()
+	if err != nil {
 		return Result{}, fmt.Errorf("running %s: %w", request.Program.Command[0], err)
 	}
-	if err := ctx.Err(); err != nil && p.cmd.ProcessState.ExitCode() < 0 && result.Reached == LimitNone {
+	if err := ctx.Err(); err != nil && stopped && result.Reached == LimitNone {
 		return Result{}, fmt.Errorf("running %s: %w", request.Program.Command[0], err)
 	}
 	result.WallSeconds = time.Since(begin).Seconds()
-	p.judge(&result, limits)
+	p.judge(&result, limits, stopped)
 	outputs.fill(&result)
 	if d.wasRemoved() {
 		return Result{}, fmt.Errorf("running %s: %w", request.Program.Command[0], ErrRemoved)
@@ -140,12 +141,16 @@ func (d *Directory) wasRemoved() bool {
 	return d.removed
 }
 
-// judge reads the exit status and what it says about limits.
-func (p *process) judge(result *Result, limits spec.Limits) {
+// judge reads the exit status and what it says about limits. A program that was stopped
+// may have a status of its own all the same: a shell, say, whose child was killed first.
+func (p *process) judge(result *Result, limits spec.Limits, stopped bool) {
 	state := p.cmd.ProcessState
 	result.ExitCode = state.ExitCode()
 	result.CPUSeconds = (state.UserTime() + state.SystemTime()).Seconds()
-	if result.Reached == LimitWall && result.ExitCode >= 0 {
+	switch {
+	case stopped:
+		result.ExitCode = -1
+	case result.Reached == LimitWall:
 		result.Reached = LimitNone // it ended by itself just then
 	}
 	if result.Reached != LimitNone {
@@ -163,11 +168,11 @@ func (p *process) judge(result *Result, limits spec.Limits) {
 	}
 }
 
-// killAndWait ends a program that may have ended already.
-func (p *process) killAndWait() error {
+// killAndWait ends a program that may have ended already; stopped tells that it had not.
+func (p *process) killAndWait() (stopped bool, err error) {
 	select {
 	case <-p.done:
-		return nil
+		return false, nil
 	default:
 	}
 	p.kill()
@@ -175,9 +180,9 @@ func (p *process) killAndWait() error {
 	defer deadline.Stop()
 	select {
 	case <-p.done:
-		return nil
+		return true, nil
 	case <-deadline.C:
-		return fmt.Errorf("process %d does not end", p.pid)
+		return true, fmt.Errorf("process %d does not end", p.pid)
 	}
 }
 

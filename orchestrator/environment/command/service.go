@@ -91,7 +91,8 @@ func (s *Service) stopOnce() error {
 		s.process.signal(unix.SIGTERM)
 		s.endsWithin(grace)
 	}
-	return s.process.killAndWait()
+	_, err := s.process.killAndWait()
+	return err
 }
 
 func (s *Service) endsWithin(wait time.Duration) bool {
