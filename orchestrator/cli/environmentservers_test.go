@@ -15,6 +15,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/modelcontextprotocol/go-sdk/mcp"
 )
@@ -244,7 +245,7 @@ func startServer(t *testing.T, binary, role string) *serverProcess {
 // ask reads a number that the server tells of itself.
 func (p *serverProcess) ask(t *testing.T, path string) (n int) {
 	t.Helper()
-	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true}, Timeout: time.Minute}
 	answer, err := client.Get(p.url + path)
 	if err != nil {
 		t.Fatal(err)

@@ -80,8 +80,14 @@ func startInProcess(t *testing.T, engines int, adjust ...func(*config.Config)) *
 		}
 		s.close()
 	})
-	if s.client, err = client.New(client.Config{BaseURL: "http://" + <-served}); err != nil {
-		t.Fatal(err)
+	select {
+	case address := <-served:
+		if s.client, err = client.New(client.Config{BaseURL: "http://" + address}); err != nil {
+			t.Fatal(err)
+		}
+	case err := <-ended:
+		ended <- err // for the cleanup
+		t.Fatalf("the service ended before it served: %v", err)
 	}
 	return s
 }

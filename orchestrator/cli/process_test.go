@@ -143,7 +143,11 @@ func (p *process) killTree(t *testing.T) {
 	for _, pid := range tree {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	<-p.exited
+	select {
+	case <-p.exited:
+	case <-time.After(15 * time.Second):
+		t.Errorf("15 s after processes %v were killed another still holds their output", tree)
+	}
 	waitGone(t, tree)
 }
 

@@ -65,7 +65,8 @@ func TestKilledGenerationGoesOn(t *testing.T) {
 func counter(t *testing.T, p *process, name string) int {
 	t.Helper()
 	_, after, _ := strings.Cut(p.text(), "API: ")
-	response, err := http.Get(strings.Fields(after)[0] + "/metrics")
+	scraper := http.Client{Timeout: 15 * time.Second}
+	response, err := scraper.Get(strings.Fields(after)[0] + "/metrics")
 	if err != nil {
 		t.Fatal(err)
 	}
