@@ -83,6 +83,8 @@ func limitFlags(c *configFlags, d config.Config) {
 	c.mark("context-cache-mib", "limits.context_cache_mib")
 	c.flags.Int("engine-attempts", d.Limits.EngineAttempts, "calls of one turn that engines may answer with errors before the session fails")
 	c.mark("engine-attempts", "limits.engine_attempts")
+	c.flags.Duration("engine-silence", d.Limits.EngineSilence, "how long a model call may bring nothing, its wait in the engine's queue included, before it is made elsewhere")
+	c.mark("engine-silence", "limits.engine_silence")
 }
 
 func devFlags(c *configFlags, d config.Config) {

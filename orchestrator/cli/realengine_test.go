@@ -49,7 +49,7 @@ func endlessTask() task.Spec {
 func TestServiceOnARealEngine(t *testing.T) {
 	ctx := within(t, 6*time.Minute)
 	server := enginetest.Start(t, enginetest.Endless)
-	p := startHoldfast(t, "dev", "--listen", "127.0.0.1:0", "--data-dir", openDir(t), "--engines", "0", "--log-level", "warn")
+	p := startHoldfast(t, "dev", "--listen", "127.0.0.1:0", "--data-dir", openDir(t), "--engines", "0", "--engine-silence", "45s", "--log-level", "warn")
 	if _, err := p.client.RegisterInstance(ctx, "default", wire.NewInstance{
 		ID: "real", URL: server.URL, Kind: "openai", CapacityBlocks: enginetest.Parallel * enginetest.ContextTokens / 32, BlockTokens: 32, MaxContextTokens: enginetest.ContextTokens,
 	}); err != nil {

@@ -97,6 +97,9 @@ type Limits struct {
 	ContextCacheMiB int `koanf:"context_cache_mib"`
 	// EngineAttempts bounds the tries of one turn that engines answered with errors.
 	EngineAttempts int `koanf:"engine_attempts"`
+	// EngineSilence is how long a model call may bring nothing, its wait in the engine's
+	// queue included, before it is made elsewhere.
+	EngineSilence time.Duration `koanf:"engine_silence"`
 }
 
 // Retention says for how long what nobody needs any more is kept; 0 is for ever.
@@ -213,7 +216,7 @@ func Default() Config {
 			CommitTimeout: time.Minute, ResumeTimeout: time.Minute, GoneAfter: 15 * time.Second, SettleTimeout: time.Minute,
 			LookInterval: 5 * time.Second, RetryInterval: 500 * time.Millisecond,
 		},
-		Limits: Limits{TurnsInFlight: 2_000, ContextCacheMiB: 512, EngineAttempts: 6},
+		Limits: Limits{TurnsInFlight: 2_000, ContextCacheMiB: 512, EngineAttempts: 6, EngineSilence: 30 * time.Minute},
 		Retention: Retention{
 			Transcripts: 7 * 24 * time.Hour, History: 30 * 24 * time.Hour, EndedRuns: 30 * 24 * time.Hour, RouterEvents: 7 * 24 * time.Hour,
 			Interval: time.Minute, StepSamples: 500, StepPause: 20 * time.Millisecond,
@@ -255,6 +258,8 @@ func (c *Config) Validate() error {
 		return &FieldError{"limits.context_cache_mib", fmt.Sprintf("%d MiB is not between 16 and 1,048,576", c.Limits.ContextCacheMiB)}
 	case c.Limits.EngineAttempts < 1 || c.Limits.EngineAttempts > 100:
 		return &FieldError{"limits.engine_attempts", fmt.Sprintf("%d is not between 1 and 100", c.Limits.EngineAttempts)}
+	case c.Limits.EngineSilence < time.Second || c.Limits.EngineSilence > 24*time.Hour:
+		return &FieldError{"limits.engine_silence", fmt.Sprintf("%s is not between 1s and 24h", c.Limits.EngineSilence)}
 	case !slices.Contains(Policies, c.Router.Policy):
 		return &FieldError{"router.policy", fmt.Sprintf("%q is none of %s", c.Router.Policy, strings.Join(Policies, ", "))}
 	case c.Log.Format != "text" && c.Log.Format != "json":

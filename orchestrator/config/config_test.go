@@ -22,6 +22,7 @@ func TestBadValuesNameTheirField(t *testing.T) {
 		"connections":        {func(c *Config) { c.Database.MaxConnections = 2 }, (*Config).Validate, "database.max_connections"},
 		"observe interval":   {func(c *Config) { c.Router.ObserveInterval = time.Hour }, (*Config).Validate, "router.observe_interval"},
 		"lease":              {func(c *Config) { c.Router.LeaseTTL = 0 }, (*Config).Validate, "router.lease_ttl"},
+		"silence":            {func(c *Config) { c.Limits.EngineSilence = 25 * time.Hour }, (*Config).Validate, "limits.engine_silence"},
 		"no port":            {func(c *Config) { c.Listen = "localhost" }, (*Config).Validate, "listen"},
 		"port too large":     {func(c *Config) { c.Listen = "127.0.0.1:99999" }, (*Config).Validate, "listen"},
 		"policy":             {func(c *Config) { c.Router.Policy = "foo" }, (*Config).Validate, "router.policy"},

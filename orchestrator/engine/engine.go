@@ -13,6 +13,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 )
 
 // Client is one engine instance. Implementations may be used concurrently.
@@ -179,14 +180,21 @@ type Info struct {
 // NewClient returns a client for an engine of a kind at a base URL. It makes no call.
 // Kinds: "vllm", "sglang", "openai" for any server that takes and gives text, and
 // "simulated" for the project's own engine, which speaks vLLM.
-func NewClient(kind, url string) (Client, error) {
-	switch kind {
-	case "vllm", "simulated":
-		return NewVLLM(VLLMConfig{URL: url})
-	case "sglang":
-		return NewSGLang(SGLangConfig{URL: url})
-	case "openai":
-		return NewOpenAI(OpenAIConfig{URL: url})
+func NewClient(kind, url string) (Client, error) { return Connector(0)(kind, url) }
+
+// Connector returns NewClient for engines whose generations may be silent for so long
+// before they are made elsewhere, their wait in the engine's queue included; 0 means
+// half an hour.
+func Connector(silence time.Duration) func(kind, url string) (Client, error) {
+	return func(kind, url string) (Client, error) {
+		switch kind {
+		case "vllm", "simulated":
+			return NewVLLM(VLLMConfig{URL: url, StallTimeout: silence})
+		case "sglang":
+			return NewSGLang(SGLangConfig{URL: url, StallTimeout: silence})
+		case "openai":
+			return NewOpenAI(OpenAIConfig{URL: url, StallTimeout: silence})
+		}
+		return nil, fmt.Errorf("unknown kind of engine %q, want vllm, sglang, openai or simulated", kind)
 	}
-	return nil, fmt.Errorf("unknown kind of engine %q, want vllm, sglang, openai or simulated", kind)
 }

@@ -133,7 +133,11 @@ func TestConnectionFailuresAreSorted(t *testing.T) {
 			t.Errorf("kept %v", result.OutputIDs)
 		}
 	})
-	silent := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+	silent := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodGet {
+			_, _ = io.WriteString(w, `{"data":[{"id":"m"}]}`)
+			return
+		}
 		_, _ = io.Copy(io.Discard, r.Body) // A server notices a closed connection only after the body.
 		<-r.Context().Done()
 	}))
@@ -144,13 +148,19 @@ func TestConnectionFailuresAreSorted(t *testing.T) {
 		_, err := testClient(t, silent.URL, 0).Generate(ctx, someRequest, nil)
 		check(t, err, Cancelled, context.DeadlineExceeded)
 	})
-	t.Run("stalled", func(t *testing.T) {
-		_, err := testClient(t, silent.URL, 20*time.Millisecond).Generate(t.Context(), someRequest, nil)
-		check(t, err, RetryElsewhere, nil)
-		if !strings.Contains(err.Error(), "nothing came for 20ms") {
-			t.Errorf("got %v", err)
-		}
-	})
+	for _, kind := range []string{"vllm", "sglang", "openai"} {
+		t.Run("stalled "+kind, func(t *testing.T) {
+			client, err := Connector(20*time.Millisecond)(kind, silent.URL)
+			if err != nil {
+				t.Fatal(err)
+			}
+			_, err = client.Generate(t.Context(), someRequest, nil)
+			check(t, err, RetryElsewhere, nil)
+			if !strings.Contains(err.Error(), "nothing came for 20ms") {
+				t.Errorf("got %v", err)
+			}
+		})
+	}
 }
 
 func TestRequestsThatAreNone(t *testing.T) {
