@@ -13,6 +13,7 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"holdfast/api"
 	"holdfast/api/client"
 	"holdfast/api/wire"
 	"holdfast/router"
@@ -75,6 +76,7 @@ func badBatches() []badInput {
 		{name: "a message without role", body: `{"tasks":[{"class":"agent","prompt":{"messages":[{"content":"hi"}]},"sampling":{"max_tokens":4}}]}`, status: 422, kind: "invalid-request", location: "body.tasks[0].prompt.messages[0].role"},
 		{name: "unknown scorer", body: task(`"sampling":{"max_tokens":4},"scorer":{"kind":"judge"}`), status: 422, kind: "invalid-request", location: "body.tasks[0].scorer.kind", says: "numeric_match"},
 		{name: "scorer without a scheme", body: task(`"sampling":{"max_tokens":4},"scorer":{"kind":"http","http":{"url":"judge:80"}}`), status: 422, kind: "invalid-request", location: "body.tasks[0].scorer.http.url", says: "judge:80"},
+		{name: "scorer that is not allowed", body: `{"tasks":[` + goodTask + `,` + strings.TrimSuffix(goodTask, "}") + `,"scorer":{"kind":"http","http":{"url":"http://judge"}}}]}`, status: 422, kind: "invalid-request", location: "body.tasks[1].scorer.http.url", says: "no judges here"},
 		{name: "unknown field of a scorer", body: task(`"sampling":{"max_tokens":4},"scorer":{"kind":"exec","program":{"comand":["x"]}}`), status: 422, kind: "invalid-request", location: "body.tasks[0].scorer.program.comand", says: "not a known field", offset: true},
 		{name: "target that is no number", body: task(`"sampling":{"max_tokens":4},"scorer":{"kind":"numeric_match","target":"four"}`), status: 422, kind: "invalid-request", location: "body.tasks[0].scorer.target", says: "four"},
 		{name: "duplicate ids", body: `{"tasks":[` + strings.Replace(goodTask, "{", `{"id":"x",`, 1) + `,` + strings.Replace(goodTask, "{", `{"id":"x",`, 1) + `]}`, status: 422, kind: "invalid-request", location: "body.tasks[1].id", says: "x"},
@@ -185,6 +187,7 @@ func badOthers() []badInput {
 		{name: "column of another length", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int16","shape":[2],"data":"AAA="}]}`, status: 422, kind: "invalid-request", location: "body.columns[0].data", says: "the 4 bytes of [2] int16, is 2"},
 		{name: "column of an unknown type", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int4","shape":[1],"data":"AA=="}]}`, status: 422, kind: "invalid-request", location: "body.columns[0].dtype", says: "int4"},
 		{name: "column twice", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="},{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 422, kind: "invalid-request", location: "body.columns[1].name"},
+		{name: "column that is no base64", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"A*"}]}`, status: 422, kind: "invalid-request", location: "body.columns[0].data", says: "base64"},
 		{name: "no columns", method: "POST", path: "/api/v1/sessions/LIVE/columns", body: `{"columns":[]}`, status: 422, kind: "invalid-request", location: "body.columns"},
 		{name: "columns of a sample that is made", method: "POST", path: "/api/v1/sessions/ENDED/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 409, kind: "conflict", says: "before it ends"},
 		{name: "columns of an unknown session", method: "POST", path: "/api/v1/sessions/" + nobody + "/columns", body: `{"columns":[{"name":"a","dtype":"int8","shape":[1],"data":"AA=="}]}`, status: 404, kind: "not-found"},
@@ -222,7 +225,14 @@ func badOthers() []badInput {
 // TestBadInput sends everything that is wrong and finds each refused with its
 // status, kind and place, nothing stored, and the service well afterwards.
 func TestBadInput(t *testing.T) {
-	s := start(t, nil)
+	s := start(t, func(config *api.Config) {
+		config.Allowed = func(spec *task.Spec, path string) *task.FieldError {
+			if spec.Scorer != nil && spec.Scorer.HTTP != nil {
+				return &task.FieldError{Path: path + ".scorer.http.url", Problem: "no judges here", Offset: task.UnknownOffset}
+			}
+			return nil
+		}
+	})
 	run := s.openRun()
 	sessions := s.submit(run.ID, "earlier", 2)
 	s.finish(&sessions[0], router.Completed)

@@ -94,6 +94,11 @@ func (s *Server) submitBatch(ctx context.Context, in *submitBatchInput) (*batchO
 					return nil, err
 				}
 			}
+			if err == nil && s.allowed != nil {
+				if refused := s.allowed(spec, fmt.Sprintf("tasks[%d]", body.tasks-1)); refused != nil {
+					return nil, refused
+				}
+			}
 			return spec, err
 		},
 		BodyHash: body.hash,

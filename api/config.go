@@ -12,6 +12,7 @@ import (
 
 	"holdfast/api/wire"
 	"holdfast/store"
+	"holdfast/workflows/task"
 )
 
 // Config sets up a Server. Store and Notifications are required.
@@ -37,6 +38,10 @@ type Config struct {
 	// Harness makes the calls of sessions whose loop runs outside; without one, asking
 	// for them answers 503.
 	Harness Harness
+	// Allowed returns the first field of a task that names a server, a credential or a
+	// program which tasks may not use where they are run, or nil. path is the JSON path
+	// of the task. Without it everything is allowed.
+	Allowed func(spec *task.Spec, path string) *task.FieldError
 	// Checks decide readiness, besides the database's.
 	Checks []Check
 	// Registry holds the process's metrics, which /metrics shows; nil means a new one.

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sync/semaphore"
 
 	"holdfast/store"
+	"holdfast/workflows/task"
 )
 
 // Server answers the REST interface. Create it with New, start and stop it once.
@@ -24,6 +25,7 @@ type Server struct {
 	prober        Prober
 	router        Router
 	harness       Harness
+	allowed       func(spec *task.Spec, path string) *task.FieldError
 	checks        []Check
 	limits        Limits
 	log           *slog.Logger
@@ -57,7 +59,7 @@ func New(config Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		store: config.Store, notifications: config.Notifications, prober: config.Prober, router: config.Router, harness: config.Harness,
+		store: config.Store, notifications: config.Notifications, prober: config.Prober, router: config.Router, harness: config.Harness, allowed: config.Allowed,
 		checks: config.Checks, limits: config.Limits, log: config.Logger, listen: config.Listen, version: config.Version,
 		doorkeeper:  newDoorkeeper(config.Tokens, config.AllowOpen),
 		crossOrigin: http.NewCrossOriginProtection(),

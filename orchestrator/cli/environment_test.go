@@ -3,7 +3,9 @@ package cli
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"path/filepath"
 	"slices"
@@ -109,8 +111,6 @@ func (r *environmentRig) cases() map[string]environmentCase {
 	mcpHTTP := task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: r.tools.url + "/mcp", TimeoutSeconds: 30}}
 	mcpHangs := r.mcpProgram()
 	mcpHangs.MCP.TimeoutSeconds = 6
-	elsewhere := r.httpEnvironment(r.doors, "win")
-	elsewhere.HTTP = &spec.HTTPServer{URL: "http://environment.example/env"}
 	sum := &task.Scorer{Kind: task.ScorerNumericMatch, Target: "42"}
 	push := hermes("push", "{}")
 	return map[string]environmentCase{
@@ -122,7 +122,6 @@ func (r *environmentRig) cases() map[string]environmentCase {
 		"http floods":  {environment: r.httpEnvironment(r.doors, "flood"), scorer: environment, status: "failed", problem: "too_large", turns: 1, lines: simulated.Script{{Say: push}}},
 		"http refuses": {environment: r.httpEnvironment(r.doors, "refuse"), scorer: environment, status: "failed", problem: "refused (status 422)", turns: 0},
 		"http dies":    {environment: r.httpEnvironment(r.mortal, "die"), scorer: environment, status: "failed", problem: "unreachable", turns: 1, lines: simulated.Script{{Say: push}}},
-		"elsewhere":    {environment: elsewhere, status: "failed", problem: "disabled", turns: 0},
 		"turn limit": {environment: r.httpEnvironment(r.doors, "blue"), limits: task.Limits{MaxTurns: 1}, scorer: environment, status: "truncated", reward: &quarter, turns: 1,
 			lines: simulated.Script{{Say: push}}},
 		"time limit": {environment: execEnvironment(spec.Limits{}), limits: task.Limits{MaxRunSeconds: 10}, scorer: environment, status: "truncated", turns: 1,
@@ -166,12 +165,33 @@ func TestSessionsOnEveryEnvironment(t *testing.T) {
 		}
 		tasks = append(tasks, spec)
 	}
+	r.refusesServersElsewhere(ctx, t)
 	samples := r.runScripted(ctx, t, "every", tasks, scriptFor(cases))
 	for name, c := range cases {
 		r.checkCase(ctx, t, name, &c, &samples[name][0])
 	}
 	r.nothingLeft(t)
 	record(t, "environment", r.histories(ctx, t, samples["exec"][0].ID)[0])
+}
+
+// refusesServersElsewhere: a task that could only fail is not taken.
+func (r *environmentRig) refusesServersElsewhere(ctx context.Context, t *testing.T) {
+	t.Helper()
+	run, err := r.client.CreateRun(ctx, demoRun("elsewhere", "default"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	environment := r.httpEnvironment(r.doors, "win")
+	elsewhere := task.Spec{Class: "agent", Prompt: task.Prompt{Text: "Go on."}, Sampling: task.Sampling{MaxTokens: 10}, Environment: &environment}
+	environment.HTTP = &spec.HTTPServer{URL: "http://environment.example/env"}
+	_, err = r.client.SubmitBatch(ctx, run.ID, "one", client.NewBatch{Tasks: client.Tasks([]task.Spec{elsewhere})})
+	var refused *wire.Problem
+	if !errors.As(err, &refused) || refused.Status != http.StatusUnprocessableEntity || refused.Errors[0].Location != "body.tasks[0].environment.http.url" {
+		t.Errorf("an environment at a host that is not allowed got %v", err)
+	}
+	if _, err := r.client.EndRun(ctx, run.ID); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // scriptFor keeps the lines of cases apart: two may wait for the same words.

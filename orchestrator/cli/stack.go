@@ -23,6 +23,7 @@ import (
 	"holdfast/orchestrator/service"
 	"holdfast/orchestrator/weights"
 	"holdfast/store"
+	"holdfast/workflows/task"
 )
 
 // stack is the service against a Postgres and a Temporal that somebody runs: the
@@ -93,7 +94,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	s.service, err = service.New(service.Config{
 		Pool: cfg.Pool, Store: s.store, Listener: listener, Temporal: s.temporal, Router: routerConfig(cfg.Router),
-		NewClient:       engine.NewClient,
+		NewClient:       engine.Connector(cfg.Limits.EngineSilence),
 		ObserveInterval: cfg.Router.ObserveInterval, TickInterval: cfg.Router.TickInterval, LeaseTTL: cfg.Router.LeaseTTL,
 		TurnsInFlight: cfg.Limits.TurnsInFlight, ContextCacheBytes: int64(cfg.Limits.ContextCacheMiB) << 20,
 		EngineAttempts: cfg.Limits.EngineAttempts, Weights: weights.Limits(cfg.Weights),
@@ -107,6 +108,7 @@ func (s *stack) wire(ctx context.Context, cfg config.Config) error {
 	s.api, err = api.New(api.Config{
 		Listen: cfg.Listen, Tokens: apiTokens(cfg.Tokens), AllowOpen: cfg.AllowOpen,
 		Store: s.store, Notifications: listener, Prober: prober{}, Router: describer{s.service, s.store}, Harness: harness{s.service},
+		Allowed:  allowed(environment.Allowed{Access: access(&cfg.Environments), Programs: s.commands != nil}),
 		Checks:   []api.Check{{Name: "temporal", Required: true, Check: s.checkTemporal}, {Name: "pool_owner", Check: s.checkOwner}},
 		Registry: registry, Logger: s.log, Version: version(),
 	})
@@ -153,6 +155,17 @@ func retention(r *config.Retention) service.Retention {
 // access says which servers tasks may name: none where the configuration names none.
 func access(e *config.Environments) exchange.Access {
 	return exchange.Access{Credentials: e.Tokens(), AllowedHosts: e.AllowedHosts, Closed: len(e.AllowedHosts) == 0}
+}
+
+// allowed looks at what a task names outside of the service.
+func allowed(by environment.Allowed) func(t *task.Spec, path string) *task.FieldError {
+	return func(t *task.Spec, path string) *task.FieldError {
+		refused := by.Check(t.Stepped(), t.Scorer, path)
+		if refused == nil {
+			return nil
+		}
+		return &task.FieldError{Path: refused.Path, Problem: refused.Problem, Offset: task.UnknownOffset}
+	}
 }
 
 func (s *stack) close() {

@@ -1,6 +1,7 @@
 package exchange
 
 import (
+	"fmt"
 	"net/url"
 	"path"
 
@@ -29,22 +30,39 @@ func (a Access) Check() error {
 	return nil
 }
 
-// Bearer allows an address and returns the token that a credential names; the
-// empty credential names none. Errors are failure.Disabled.
+// Bearer allows an address and returns the token that a credential names. Errors are
+// failure.Disabled.
 func (a Access) Bearer(address, credential string) (string, error) {
-	parsed, err := url.Parse(address)
+	if err := a.Address(address); err != nil {
+		return "", failure.New(failure.Disabled, "", err)
+	}
+	bearer, err := a.Credential(credential)
 	if err != nil {
 		return "", failure.New(failure.Disabled, "", err)
 	}
-	if !a.allows(parsed) {
-		return "", failure.Newf(failure.Disabled, "", "the host %s is not allowed", parsed.Host)
+	return bearer, nil
+}
+
+// Address says why a server may not be spoken to, or nil.
+func (a Access) Address(address string) error {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return err
 	}
-	if credential == "" {
+	if !a.allows(parsed) {
+		return fmt.Errorf("the host %s is not allowed", parsed.Host)
+	}
+	return nil
+}
+
+// Credential returns the token of that name; the empty name stands for no token.
+func (a Access) Credential(name string) (bearer string, err error) {
+	if name == "" {
 		return "", nil
 	}
-	bearer, ok := a.Credentials[credential]
+	bearer, ok := a.Credentials[name]
 	if !ok {
-		return "", failure.Newf(failure.Disabled, "", "no credential is called %q", credential)
+		return "", fmt.Errorf("no credential is called %q", name)
 	}
 	return bearer, nil
 }
