@@ -45,7 +45,9 @@ func openAIErrorOf(p *problem) openAIError {
 	}
 	if len(p.Errors) > 0 {
 		param := strings.TrimPrefix(p.Errors[0].Location, "body.")
-		body.Param = &param
+		if param != "body" {
+			body.Param = &param
+		}
 		body.Message = param + " " + p.Errors[0].Message
 	}
 	return openAIError{Error: body}

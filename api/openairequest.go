@@ -4,7 +4,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -12,7 +11,6 @@ import (
 
 	"holdfast/orchestrator/toolcall"
 	"holdfast/workflows"
-	"holdfast/workflows/task"
 )
 
 // openAIRequest is a call of the chat completions or of the completions API, with what
@@ -75,12 +73,7 @@ type openAIRequest struct {
 func readOpenAIRequest(body []byte) (*openAIRequest, error) {
 	var asked openAIRequest
 	if err := unmarshalWith(body, &asked); err != nil {
-		var offset *offsetError
-		if errors.As(err, &offset) {
-			return nil, newProblem(http.StatusBadRequest, kindInvalidJSON, "body "+err.Error())
-		}
-		said := task.Explain(err, "", 0)
-		return nil, invalid(bodyPath(said.Path), said.Problem)
+		return nil, problemOf(err)
 	}
 	return &asked, nil
 }

@@ -75,7 +75,29 @@ func unmarshalWith(data []byte, v any, options ...strictjson.Options) error {
 	if errors.As(err, &syntactic) {
 		return &offsetError{problem: syntactic, offset: syntactic.ByteOffset}
 	}
-	return err
+	if err != nil {
+		said := task.Explain(err, "", 0)
+		return &memberError{path: said.Path, problem: said.Problem}
+	}
+	return nil
+}
+
+// memberError is a value that does not fit its member; huma carries it as text only.
+type memberError struct{ path, problem string }
+
+// Error says what is wrong and where.
+func (e *memberError) Error() string { return e.problem + memberMark + e.path }
+
+// memberMark stands between what is wrong and the path of the member.
+const memberMark = ", at body."
+
+// memberIn takes the path out of a memberError's text.
+func memberIn(text string) (problem, path string, ok bool) {
+	at := strings.LastIndex(text, memberMark)
+	if at < 0 || strings.ContainsAny(text[at+len(memberMark):], " \n") {
+		return text, "", false
+	}
+	return text[:at], text[at+len(memberMark):], true
 }
 
 // offsetError is a syntax error that huma carries as text only.
@@ -86,11 +108,15 @@ type offsetError struct {
 
 // Error says what is wrong and where.
 func (e *offsetError) Error() string {
+	return e.message() + " at byte " + strconv.FormatInt(e.offset, 10)
+}
+
+func (e *offsetError) message() string {
 	text := "is not valid JSON: " + e.problem.Err.Error()
 	if pointer := string(e.problem.JSONPointer); pointer != "" {
 		text += " within " + shorten(pointer)
 	}
-	return text + " at byte " + strconv.FormatInt(e.offset, 10)
+	return text
 }
 
 // toWire turns what handlers and huma return as errors into problem documents.

@@ -140,6 +140,8 @@ func problemOf(err error) *problem {
 		gone         *store.PrunedError
 		tooLarge     *bodyTooLargeError
 		body         *bodyError
+		syntax       *offsetError
+		member       *memberError
 	)
 	switch {
 	case errors.As(err, &ready):
@@ -152,6 +154,10 @@ func problemOf(err error) *problem {
 		return p
 	case errors.As(err, &body):
 		return bodyProblem(body)
+	case errors.As(err, &syntax):
+		return bodyProblem(&bodyError{kind: bodyNotJSON, location: "body", message: syntax.message(), offset: syntax.offset})
+	case errors.As(err, &member):
+		return invalid(bodyPath(member.path), member.problem)
 	case errors.As(err, &unknownClass):
 		p := newProblem(http.StatusUnprocessableEntity, kindUnknownClass, bodyPath(unknownClass.Path)+": "+fmt.Sprintf("class %q is not declared by the run's contract", unknownClass.Class))
 		p.Errors = []wire.ErrorDetail{{Location: bodyPath(unknownClass.Path), Message: "is not declared by the run's contract", Value: unknownClass.Class}}
@@ -298,6 +304,9 @@ func problemOfHuma(m *huma.ErrorModel) *problem {
 			continue
 		}
 		detail := wire.ErrorDetail{Location: found.Location, Message: explainNotJSON(found.Message), OffsetBytes: offsetIn(found)}
+		if problem, path, ok := memberIn(found.Message); ok {
+			detail.Location, detail.Message = bodyPath(path), problem
+		}
 		if kind == kindInvalidRequest {
 			if detail.Value = shortValue(found.Value); detail.Value != nil {
 				detail.Message += fmt.Sprintf(", is %v", detail.Value)

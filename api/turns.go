@@ -84,11 +84,7 @@ func (s *Server) generate(ctx context.Context, in *generateInput) (*huma.StreamR
 	}
 	var asked wire.NewTurn
 	if err := unmarshalWith(in.RawBody, &asked, strictjson.RejectUnknownMembers(true)); err != nil {
-		var offset *offsetError
-		if errors.As(err, &offset) {
-			return nil, newProblem(http.StatusBadRequest, kindInvalidJSON, "body "+err.Error())
-		}
-		return nil, newProblem(http.StatusUnprocessableEntity, kindInvalidRequest, "body: "+err.Error())
+		return nil, problemOf(err)
 	}
 	call, err := harnessCall(&asked)
 	if err != nil {

@@ -87,6 +87,8 @@ func describeSemantic(err *strictjson.SemanticError) string {
 	}
 	wanted := describeType(err.GoType)
 	switch given := describeKind(err.JSONKind); {
+	case wanted == base64 && err.Err != nil:
+		return fmt.Sprintf("must be %s, has %v", wanted, err.Err)
 	case len(err.JSONValue) > 0:
 		return fmt.Sprintf("must be %s, is %s", wanted, shortened(string(err.JSONValue)))
 	case given != "":
@@ -96,6 +98,9 @@ func describeSemantic(err *strictjson.SemanticError) string {
 	}
 	return "must be " + wanted
 }
+
+// base64 is what bytes are in JSON.
+const base64 = "base64"
 
 func describeType(t reflect.Type) string {
 	if t == nil {
@@ -117,6 +122,9 @@ func describeType(t reflect.Type) string {
 	case reflect.Float64:
 		return "a number that a 64-bit float can hold"
 	case reflect.Slice:
+		if t.Elem().Kind() == reflect.Uint8 {
+			return base64
+		}
 		return "an array"
 	case reflect.Array:
 		return fmt.Sprintf("an array of %d", t.Len())
