@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -194,10 +195,15 @@ func (a *openAIAnswer) turn(made *workflows.HarnessTurn) {
 				choice.Message.Content = &made.Text
 			}
 		}
-		a.begin()
 		whole := a.document(made, choice)
 		whole.Usage = usageOf(made)
-		a.send(whole, "%s\n")
+		text := formatted(whole, "%s\n")
+		if !a.begun {
+			// The caller need not wait for the end of the connection's last chunk.
+			a.c.Response().Header().Set(echo.HeaderContentLength, strconv.Itoa(len(text)))
+		}
+		a.begin()
+		a.write(text)
 		return
 	}
 	a.introduce()
@@ -296,12 +302,14 @@ func (a *openAIAnswer) event(choice openAIChoice) {
 	a.send(openAIDocument{openAIHead: a.head, Choices: []openAIChoice{choice}}, "data: %s\n\n")
 }
 
-func (a *openAIAnswer) send(document any, format string) {
+func (a *openAIAnswer) send(document any, format string) { a.write(formatted(document, format)) }
+
+func formatted(document any, format string) []byte {
 	text, err := json.Marshal(document)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	a.write(fmt.Appendf(nil, format, text))
+	return fmt.Appendf(nil, format, text)
 }
 
 // write sends at once. An error means that the client is gone, which ends the

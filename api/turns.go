@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net/http"
 	"reflect"
+	"strconv"
 	"sync"
 	"time"
 
@@ -304,12 +305,17 @@ func (a *turnAnswer) turn(made *workflows.HarnessTurn) {
 		a.event("turn", w)
 		return
 	}
-	a.begin()
 	text, err := json.Marshal(w)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
-	a.write(append(text, '\n'))
+	text = append(text, '\n')
+	if !a.begun {
+		// The caller need not wait for the end of the connection's last chunk.
+		a.out.SetHeader("Content-Length", strconv.Itoa(len(text)))
+	}
+	a.begin()
+	a.write(text)
 }
 
 // fail ends the answer without a turn: with the problem's own status if nothing

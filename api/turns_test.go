@@ -201,13 +201,16 @@ func TestStreamedCallSendsWaitsTokensAndTheTurn(t *testing.T) {
 func TestPackedCallAndAnswer(t *testing.T) {
 	s := start(t, func(c *api.Config) { c.Harness = &loops{turn: echo} })
 	packed := base64.StdEncoding.EncodeToString([]byte{7, 0, 0, 0, 0, 1, 0, 0})
-	_, text := s.post(uuid.New(), `{"request_id":"a","packed_append_token_ids":"`+packed+`","encoding":"packed"}`)
+	response, text := s.post(uuid.New(), `{"request_id":"a","packed_append_token_ids":"`+packed+`","encoding":"packed"}`)
 	var made wire.HarnessTurn
 	if err := json.Unmarshal([]byte(text), &made); err != nil {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(made.PackedIDs, []byte{7, 0, 0, 0, 0, 1, 0, 0}) || made.TokenIDs != nil || !bytes.Equal(made.PackedLogprobs, []byte{0, 0, 0, 0xbf}) {
 		t.Errorf("answered %s", text)
+	}
+	if response.ContentLength != int64(len(text)) {
+		t.Errorf("%d bytes are announced, %d came", response.ContentLength, len(text))
 	}
 }
 
