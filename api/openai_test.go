@@ -263,6 +263,27 @@ func TestOpenAISessionIsNamedByPathHeaderOrKey(t *testing.T) {
 	}
 }
 
+func TestOpenAIPathsThatAreNotServed(t *testing.T) {
+	s := start(t, nil)
+	for _, c := range []struct {
+		method, path string
+		status       int
+		kind, code   string
+	}{
+		{"POST", "/v1/embeddings", 404, "not_found_error", "not-found"},
+		{"GET", "/v1/chat/completions", 405, "invalid_request_error", "method-not-allowed"},
+	} {
+		response, text := s.ask(c.method, c.path, `{}`, nil)
+		var got refusal
+		if err := json.Unmarshal([]byte(text), &got); err != nil || response.StatusCode != c.status || got.Error.Type != c.kind || got.Error.Code != c.code || got.Error.Message == "" {
+			t.Errorf("%s %s: %d %s, %v", c.method, c.path, response.StatusCode, text, err)
+		}
+	}
+	if response, text := s.ask("GET", "/v10", "", nil); response.Header.Get("Content-Type") != "application/problem+json" {
+		t.Errorf("another path: %s", text)
+	}
+}
+
 func TestOpenAIFailureAfterTheBeginning(t *testing.T) {
 	s := start(t, func(c *api.Config) {
 		c.Harness = &loops{turn: func(_ workflows.HarnessCall, progress workflows.HarnessProgress) (workflows.HarnessTurn, error) {

@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"regexp"
 	"runtime/debug"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -73,7 +74,12 @@ func (s *Server) follow(next echo.HandlerFunc) echo.HandlerFunc {
 				panic(http.ErrAbortHandler)
 			}
 		}()
-		if err := next(c); err != nil {
+		err = next(c)
+		switch {
+		case err == nil:
+		case strings.HasPrefix(r.URL.Path, openAIPath+"/"):
+			_ = writeOpenAIProblem(c, problemOfEcho(err))
+		default:
 			writeProblem(c, problemOfEcho(err))
 		}
 		return nil
