@@ -33,6 +33,7 @@ type benchResult struct {
 	WithGap turnCost      `json:"sessions_32_with_gap_timer"`
 	Held    heldCost      `json:"held"`
 	Harness []harnessCost `json:"harness"`
+	Disk    diskCost      `json:"disk"`
 }
 
 // turnCost is what orchestration adds to a turn: the time from one turn's commit
@@ -89,7 +90,7 @@ Nothing else should be running. The last line is one JSON object.`,
 		if err := os.Chmod(cfg.Dev.DataDir, 0o755); err != nil {
 			return fmt.Errorf("opening the data directory: %w", err)
 		}
-		b := bench{out: cmd.OutOrStdout(), pool: cfg.Pool, held: *held}
+		b := bench{out: cmd.OutOrStdout(), pool: cfg.Pool, dataDir: cfg.Dev.DataDir, held: *held}
 		engine, url, err := startEngineProcess(cmd.Context())
 		if err != nil {
 			return err
@@ -145,8 +146,10 @@ type bench struct {
 	out       io.Writer
 	pool      string
 	engineURL string
-	held      int
-	result    benchResult
+	// dataDir is where Postgres has its files.
+	dataDir string
+	held    int
+	result  benchResult
 }
 
 func (b *bench) run(ctx context.Context, address string) error {
@@ -186,6 +189,10 @@ func (b *bench) run(ctx context.Context, address string) error {
 		fmt.Fprintf(b.out, "%-28s %8d %14.1f %14.1f %10.1f %12.2f   (%.2f + %.2f + %.2f)\n", step.name, cost.Turns, cost.AddedP50MS, cost.AddedP99MS,
 			cost.TurnsPerSecond, cost.CPUMS, cost.HoldfastCPUMS, cost.TemporalCPUMS, cost.PostgresCPUMS)
 	}
+	if b.result.Disk, err = measureDisk(ctx, b.dataDir); err != nil {
+		return err
+	}
+	fmt.Fprintf(b.out, "\na flush of 8 KiB to the disk, once in every commit: p50 %.2f ms, after a pause of %s %.2f ms\n", b.result.Disk.FlushP50MS, diskPause, b.result.Disk.AfterPauseP50MS)
 	if err := b.harness(ctx, address, run.ID); err != nil {
 		return fmt.Errorf("harness: %w", err)
 	}
