@@ -105,7 +105,7 @@ func TestExport(t *testing.T) {
 	}
 
 	var jsonl bytes.Buffer
-	if _, err := s.client.Export(ctx, run.ID, "jsonl", "", &jsonl); err != nil {
+	if _, err := s.client.Export(ctx, run.ID, client.ExportQuery{Format: "jsonl"}, &jsonl); err != nil {
 		t.Fatal(err)
 	}
 	var lines []wire.Sample
@@ -121,7 +121,7 @@ func TestExport(t *testing.T) {
 	}
 
 	var table bytes.Buffer
-	if _, err := s.client.Export(ctx, run.ID, "parquet", page.Samples[0].Cursor, &table); err != nil {
+	if _, err := s.client.Export(ctx, run.ID, client.ExportQuery{Format: "parquet", After: page.Samples[0].Cursor}, &table); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := parquet.Read[export.Row](bytes.NewReader(table.Bytes()), int64(table.Len()))
@@ -171,7 +171,7 @@ func TestExportOfManyPages(t *testing.T) {
 		s.finish(&sessions[i], router.Completed)
 	}
 	var table bytes.Buffer
-	if _, err := s.client.Export(t.Context(), run.ID, "parquet", "", &table); err != nil {
+	if _, err := s.client.Export(t.Context(), run.ID, client.ExportQuery{Format: "parquet"}, &table); err != nil {
 		t.Fatal(err)
 	}
 	rows, err := parquet.Read[export.Row](bytes.NewReader(table.Bytes()), int64(table.Len()))
@@ -310,12 +310,16 @@ func TestPrunedIsSaid(t *testing.T) {
 			gone.judge(t, status, &problem, text)
 		})
 	}
-	if rest, err := s.client.Samples(ctx, run.ID, client.SamplesQuery{Consumer: "late", Start: "available"}); err != nil || len(rest.Samples) != 1 || rest.Samples[0].Seq != 3 {
-		t.Errorf("what is left: %+v, %v", rest, err)
+	rest, err := s.client.Samples(ctx, run.ID, client.SamplesQuery{Consumer: "late", Start: "available"})
+	if err != nil || len(rest.Samples) != 1 || rest.Samples[0].Seq != 3 {
+		t.Fatalf("what is left: %+v, %v", rest, err)
 	}
 	var jsonl bytes.Buffer
-	if _, err := s.client.Export(ctx, run.ID, "jsonl", page.Next, &jsonl); err != nil || bytes.Count(jsonl.Bytes(), []byte("\n")) != 1 {
-		t.Errorf("an export of what is left: %s, %v", jsonl.Bytes(), err)
+	for _, left := range []client.ExportQuery{{After: page.Next}, {Start: "available"}, {Start: "available", Statuses: []string{rest.Samples[0].Status}}} {
+		jsonl.Reset()
+		if _, err := s.client.Export(ctx, run.ID, left, &jsonl); err != nil || bytes.Count(jsonl.Bytes(), []byte("\n")) != 1 {
+			t.Errorf("an export of what is left by %+v: %s, %v", left, jsonl.Bytes(), err)
+		}
 	}
 	audit, err := s.client.Audit(ctx, sessions[0].ID)
 	if err != nil || !audit.HistoryPruned || !audit.TranscriptPruned || audit.Session.Usage.Turns != 2 || audit.Score == nil {

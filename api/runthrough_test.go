@@ -201,7 +201,7 @@ func (s *service) observe(run wire.Run, completed *wire.Session) {
 // keepBooks exports and audits what the trainer's loop left, and forgets a reader.
 func (s *service) keepBooks(run wire.Run, completed *wire.Session) {
 	t, ctx := s.t, s.t.Context()
-	if n, err := s.client.Export(ctx, run.ID, "jsonl", "", io.Discard); err != nil || n == 0 {
+	if n, err := s.client.Export(ctx, run.ID, client.ExportQuery{}, io.Discard); err != nil || n == 0 {
 		t.Errorf("an export of %d bytes, %v", n, err)
 	}
 	if audit, err := s.client.Audit(ctx, completed.ID); err != nil || audit.Session.ID != completed.ID || len(audit.Turns) != 1 {

@@ -5,18 +5,32 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 
 	"github.com/google/uuid"
 
 	"holdfast/api/wire"
 )
 
-// Export writes a run's samples to w in a format, jsonl or parquet, from a cursor on or
-// from the beginning, and returns how many bytes. It is not repeated: after an
-// error what w has got is not whole. It moves no consumer's place. ctx alone bounds it.
-func (c *Client) Export(ctx context.Context, run uuid.UUID, format, after string, w io.Writer) (int64, error) {
+// ExportQuery says what an export holds and how. The zero value is all samples as JSON Lines.
+type ExportQuery struct {
+	// Format is jsonl or parquet.
+	Format string
+	// After is a cursor: only the samples after it.
+	After string
+	// Start is where to begin without a cursor: beginning, which is refused once samples
+	// are pruned, or available.
+	Start string
+	// Statuses to write; none means all.
+	Statuses []string
+}
+
+// Export writes a run's samples to w and returns how many bytes. It is not repeated:
+// after an error what w has got is not whole. It moves no consumer's place. ctx alone
+// bounds it.
+func (c *Client) Export(ctx context.Context, run uuid.UUID, query ExportQuery, w io.Writer) (int64, error) {
 	k := c.get("runs", run.String(), "export")
-	k.query = values("format", format, "after", after)
+	k.query = values("format", query.Format, "after", query.After, "start", query.Start, "status", strings.Join(query.Statuses, ","))
 	response, err := c.send(ctx, &k, nil)
 	if err != nil {
 		return 0, fmt.Errorf("%s %s: %w", k.method, c.url(&k), err)

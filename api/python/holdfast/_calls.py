@@ -238,8 +238,8 @@ def pace(run: str, group_size: int, step_samples: int, ask_again: float) -> Call
 _EXPORT_SECONDS = 6 * 3600.0
 
 
-def export(run: str, form: str, after: str, statuses: Sequence[str], sink: Download) -> Call[None]:
-    parameters = {"format": form, "after": after, "status": ",".join(statuses)}
+def export(run: str, form: str, after: str, start: str, statuses: Sequence[str], sink: Download) -> Call[None]:
+    parameters = {"format": form, "after": after, "start": start, "status": ",".join(statuses)}
     return Call("GET", ["runs", run, "export"], _nothing, parameters, wait_seconds=_EXPORT_SECONDS, sink=sink)
 
 

@@ -238,7 +238,7 @@ class AsyncRun:
         return await self.client.call(_calls.pace(self.id, group_size, step_samples, ask_again))
 
     async def export(
-        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", statuses: Sequence[str] = (),
+        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", start: str = "", statuses: Sequence[str] = (),
     ) -> None:
         """Write the run's samples to a file, in completion order, up to those that have ended by now.
 
@@ -246,7 +246,7 @@ class AsyncRun:
         """
         form = format or os.path.splitext(os.fspath(path))[1].lstrip(".") or "jsonl"
         with _calls.Download(path) as download:
-            await self.client.call(_calls.export(self.id, form, after, statuses, download))
+            await self.client.call(_calls.export(self.id, form, after, start, statuses, download))
 
     async def sessions(
         self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",

@@ -297,16 +297,18 @@ class Run:
         return self.client.call(_calls.pace(self.id, group_size, step_samples, ask_again))
 
     def export(
-        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", statuses: Sequence[str] = (),
+        self, path: "Union[str, os.PathLike[str]]", *, format: str = "", after: str = "", start: str = "", statuses: Sequence[str] = (),
     ) -> None:
         """Write the run's samples to a file, in completion order, up to those that have ended by now.
 
-        ``format`` is jsonl or parquet, by default what the name ends in. The file
-        is there when it is whole. No consumer's place moves.
+        ``format`` is jsonl or parquet, by default what the name ends in. Without a
+        cursor to go on after it begins at ``start``: beginning, which is refused once
+        samples are pruned, or available. The file is there when it is whole. No
+        consumer's place moves.
         """
         form = format or os.path.splitext(os.fspath(path))[1].lstrip(".") or "jsonl"
         with _calls.Download(path) as download:
-            self.client.call(_calls.export(self.id, form, after, statuses, download))
+            self.client.call(_calls.export(self.id, form, after, start, statuses, download))
 
     def sessions(
         self, *, batch: str = "", task: str = "", class_name: str = "", state: str = "",

@@ -108,7 +108,7 @@ class RunTest(ServiceCase):
         stream.ack()
         self.assertEqual({one.class_name: one.released for one in self.run_.pace().classes}, {"agent": 0, "rlvr": 3})
         directory = Path(service.new_dir())
-        self.run_.export(directory / "run.jsonl")
+        self.run_.export(directory / "run.jsonl", start="available")
         lines = [json.loads(line) for line in (directory / "run.jsonl").read_text().splitlines()]
         self.assertEqual([(one["id"], one["tokens"]["token_ids"]) for one in lines], [(one.id, list(one.token_ids)) for one in samples])
         self.run_.export(directory / "run.parquet", after=samples[0].cursor)

@@ -125,7 +125,7 @@ class Cases:
 
                 def fetch(server: Stub) -> None:
                     with _calls.Download(path) as download:
-                        self.one(server, _calls.export("r", "jsonl", "", (), download))
+                        self.one(server, _calls.export("r", "jsonl", "", "", (), download))
 
                 broken = stub.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n9\r\nbroken of\r\n20\r\n{")
                 whole = stub.raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")
