@@ -145,11 +145,11 @@ func TestRefusedResetIsTriedAgainThenFailsAndCanBeSaltedInstead(t *testing.T) {
 	})
 	w.engines["e2"].refuses("reset", always(engine.RetryHere, "requests are pending"))
 	_ = w.stop()
-	w.limits.CommitTimeout = 300 * time.Millisecond
+	w.limits.CommitTimeout = 3 * time.Second // long enough for e1 on a slow disk, too
 	w.own()
 	w.commit(1, "")
 	u := w.await(1, store.WeightFailed)
-	if u.FailedStep != store.StepCommit || !strings.Contains(u.Instance("e2").Problem, "not within 300ms: resetting the prefix cache: engine: status 400: requests are pending") {
+	if u.FailedStep != store.StepCommit || !strings.Contains(u.Instance("e2").Problem, "not within 3s: resetting the prefix cache: engine: status 400: requests are pending") {
 		t.Fatalf("failed as %+v", u)
 	}
 	if u.Instance("e1").State != store.PlacePrepared || w.versions()["pool"] != 0 || len(w.resets("e1")) != 0 {
@@ -185,7 +185,7 @@ func TestCancelInTheMiddleOfAPause(t *testing.T) {
 	called := make(chan struct{}, 1)
 	w.engines["e2"].refuses("pause", hang(called))
 	w.begin(1, "wait", nil)
-	<-called
+	w.awaitSignal("a pause of e2", called)
 	w.cancel(1)
 	w.await(1, store.WeightCancelled)
 	w.wantCalls("e2", "pause wait", "resume")
@@ -222,7 +222,7 @@ func TestSuccessorGoesOn(t *testing.T) {
 	called := make(chan struct{}, 1)
 	w.engines["e2"].refuses("pause", hang(called))
 	w.begin(1, "abort", nil)
-	<-called
+	w.awaitSignal("a pause of e2", called)
 	w.eventually("e1 to be paused", func() bool {
 		u, err := w.WeightUpdate(w.ctx, pool, 1)
 		return err == nil && u.Instance("e1").State == store.PlacePaused
@@ -319,11 +319,7 @@ func TestInstanceLostInTheMiddleDoesNotHoldTheUpdateUp(t *testing.T) {
 		}
 		return nil
 	})
-	select {
-	case <-resumed:
-	case <-w.ctx.Done():
-		t.Fatal("an engine that was left paused is not resumed")
-	}
+	w.awaitSignal("an engine that was left paused to be resumed", resumed)
 }
 
 func TestInstanceThatRestartsInTheMiddleIsPausedAgain(t *testing.T) {

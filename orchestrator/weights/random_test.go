@@ -149,7 +149,7 @@ func (c *chaos) calm() {
 		c.back(id, false) // some only after the update is over
 		pass := <-c.enter(id)
 		pass.Leave()
-		deadline := time.NewTimer(20 * time.Second)
+		deadline := time.NewTimer(time.Minute)
 		defer deadline.Stop()
 		for f.isPaused() { // a stranded engine is resumed at one of the next looks
 			select {
