@@ -53,14 +53,22 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	w := &world{registry: &registry{changed: make(chan struct{})}, events: make(chan router.Event, 1_000), ctx: ctx}
 	var err error
 	w.Fleet, err = New(Config{
 		Pool: "p", Registry: w.registry, Changed: w.registry.wait, NewClient: engine.NewClient,
-		Tell:            func(_ context.Context, e router.Event) error { w.events <- e; return nil },
+		Tell: func(ctx context.Context, e router.Event) error {
+			select {
+			case w.events <- e:
+				return nil
+			case <-ctx.Done(): // the test reads no more
+				return ctx.Err()
+			}
+		},
 		ObserveInterval: 20 * time.Millisecond, Logger: slog.New(slog.DiscardHandler),
-		Breaker: engine.BreakerConfig{OpenFor: 2 * time.Second},
+		// Long enough for a test that looks at an open one on a busy machine.
+		Breaker: engine.BreakerConfig{OpenFor: 4 * time.Second},
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -88,7 +96,7 @@ func newEngine(t *testing.T) (*simulated.Server, store.Instance) {
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = server.Stop(ctx)
+		_ = server.Stop(ctx) // which aborts what still runs
 	})
 	return server, store.Instance{Pool: "p", ID: "e1", URL: server.URL(), Kind: "simulated", CapacityBlocks: 1_000, BlockTokens: 16, MaxContextTokens: 4_096, State: store.InstanceActive}
 }

@@ -29,6 +29,44 @@ func await(ctx context.Context, loop *Loop, n byte) awaited {
 	return a
 }
 
+// reason waits until the caller is told that it is held.
+func (a awaited) reason(t *testing.T) router.Reason {
+	t.Helper()
+	select {
+	case reason := <-a.held:
+		return reason
+	case placement := <-a.placement:
+		t.Fatalf("placed without a hold: %+v", placement)
+	case err := <-a.err:
+		t.Fatalf("ended without a hold: %v", err)
+	}
+	return 0
+}
+
+// placed waits until the caller is admitted.
+func (a awaited) placed(t *testing.T) Placement {
+	t.Helper()
+	select {
+	case placement := <-a.placement:
+		return placement
+	case err := <-a.err:
+		t.Fatalf("ended without a placement: %v", err)
+	}
+	return Placement{}
+}
+
+// failed waits until the caller is told that it will not be admitted.
+func (a awaited) failed(t *testing.T) error {
+	t.Helper()
+	select {
+	case err := <-a.err:
+		return err
+	case placement := <-a.placement:
+		t.Fatalf("placed %+v", placement)
+	}
+	return nil
+}
+
 // full is a loop whose two places are taken by sessions 1 and 2.
 func full(t *testing.T, journal *ledger) (*Loop, context.Context) {
 	t.Helper()
@@ -52,11 +90,11 @@ func TestAwaitingCallerIsToldOfTheHoldAndThenAdmittedWithoutASignal(t *testing.T
 	journal := &ledger{}
 	loop, ctx := full(t, journal)
 	a := await(ctx, loop, 3)
-	if reason := <-a.held; reason != router.AtCap {
+	if reason := a.reason(t); reason != router.AtCap {
 		t.Fatalf("held for %s, want at_cap", reason)
 	}
 	end(t, ctx, loop, 1)
-	if p := <-a.placement; !p.Admitted || p.Instance != "e1" {
+	if p := a.placed(t); !p.Admitted || p.Instance != "e1" {
 		t.Fatalf("placed %+v", p)
 	}
 	records := journal.of(session(3))
@@ -70,15 +108,15 @@ func TestACallerWhoGaveUpFindsThePlaceWhenItAsksAgain(t *testing.T) {
 	loop, ctx := full(t, journal)
 	giving, giveUp := context.WithCancel(ctx)
 	first := await(giving, loop, 3)
-	<-first.held
+	first.reason(t)
 	giveUp()
-	if err := <-first.err; !errors.Is(err, context.Canceled) {
+	if err := first.failed(t); !errors.Is(err, context.Canceled) {
 		t.Fatalf("the first caller got %v", err)
 	}
 	second := await(ctx, loop, 3)
-	<-second.held
+	second.reason(t)
 	end(t, ctx, loop, 2)
-	if p := <-second.placement; !p.Admitted {
+	if p := second.placed(t); !p.Admitted {
 		t.Fatalf("placed %+v", p)
 	}
 	if p := ask(t, ctx, loop, 3, 0); !p.Admitted {
@@ -98,10 +136,10 @@ func TestACallerWhoGaveUpFindsThePlaceWhenItAsksAgain(t *testing.T) {
 func TestAwaitingEndsWithTheSessionAndWithTheLoop(t *testing.T) {
 	loop, ctx := full(t, &ledger{})
 	ended, left := await(ctx, loop, 3), await(ctx, loop, 4)
-	<-ended.held
-	<-left.held
+	ended.reason(t)
+	left.reason(t)
 	end(t, ctx, loop, 3)
-	if err := <-ended.err; err == nil || errors.Is(err, ErrNotOwner) {
+	if err := ended.failed(t); err == nil || errors.Is(err, ErrNotOwner) {
 		t.Fatalf("the session's end gave %v", err)
 	}
 	journal := loop.cfg.Journal.(*ledger)
@@ -109,7 +147,7 @@ func TestAwaitingEndsWithTheSessionAndWithTheLoop(t *testing.T) {
 	journal.fail = errors.New("disk on fire")
 	journal.mu.Unlock()
 	end(t, ctx, loop, 1)
-	if err := <-left.err; !errors.Is(err, ErrNotOwner) {
+	if err := left.failed(t); !errors.Is(err, ErrNotOwner) {
 		t.Fatalf("the loop's end gave %v", err)
 	}
 }

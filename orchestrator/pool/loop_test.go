@@ -74,7 +74,7 @@ func running(t *testing.T, journal *ledger, restored ...router.Event) (*Loop, co
 	if err != nil {
 		t.Fatal(err)
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	ended := make(chan error, 1)
 	joined := &router.InstanceJoined{Instance: "e1", CapacityBlocks: 10_000, BlockTokens: 16, MaxContextTokens: 100_000, PrefillTokensPerSecond: 10_000}
 	go func() { ended <- loop.Run(ctx, append([]router.Event{joined}, restored...)) }()

@@ -120,8 +120,9 @@ func TestTimeIsBounded(t *testing.T) {
 	release := make(chan struct{})
 	defer close(release)
 	hanging, requests := serve(t, func(int64, http.ResponseWriter, *http.Request) { <-release })
-	err := New(Config{Timeout: 30 * time.Millisecond}).Post(t.Context(), hanging, nil, nil)
-	if kind, _ := failure.KindOf(err); kind != failure.Timeout || requests.Load() != 1 {
+	err := New(Config{Timeout: 200 * time.Millisecond}).Post(t.Context(), hanging, nil, nil)
+	// On a busy machine the time may be over before the request arrives.
+	if kind, _ := failure.KindOf(err); kind != failure.Timeout || requests.Load() > 1 {
 		t.Errorf("after %d requests: %v", requests.Load(), err)
 	}
 
@@ -133,7 +134,7 @@ func TestTimeIsBounded(t *testing.T) {
 	}
 
 	away, _ := serve(t, func(_ int64, w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusServiceUnavailable) })
-	err = New(Config{Timeout: 500 * time.Millisecond, FirstDelay: time.Hour}).Post(t.Context(), away, nil, nil)
+	err = New(Config{Timeout: 2 * time.Second, FirstDelay: time.Hour}).Post(t.Context(), away, nil, nil)
 	if kind, _ := failure.KindOf(err); kind != failure.Unreachable || !strings.Contains(err.Error(), "status 503") {
 		t.Errorf("between attempts: %v", err)
 	}
