@@ -3,7 +3,9 @@ package kvevents
 import (
 	"context"
 	"encoding/binary"
+	"fmt"
 	"math"
+	"math/rand/v2"
 	"net"
 	"runtime"
 	"strings"
@@ -18,7 +20,7 @@ import (
 )
 
 // patience bounds every wait of the socket tests; none takes a noticeable part of it.
-const patience = 20 * time.Second
+const patience = time.Minute
 
 // publisher is the engine's end of one subscription: a PUB that knows when the other
 // side has subscribed, which the library's cannot say.
@@ -73,19 +75,35 @@ func listen(t *testing.T) (net.Listener, string) {
 
 func accept(t *testing.T, l net.Listener) *publisher {
 	t.Helper()
+	return publish(t, acceptRaw(t, l), true)
+}
+
+func acceptRaw(t *testing.T, l net.Listener) net.Conn {
+	t.Helper()
+	if err := l.(*net.TCPListener).SetDeadline(time.Now().Add(patience)); err != nil {
+		t.Fatal(err)
+	}
 	raw, err := l.Accept()
 	if err != nil {
 		t.Fatal(err)
 	}
-	return publish(t, raw, true)
+	return raw
 }
 
-// freeEndpoint is one that nobody listens at.
+// freeEndpoint is one that nobody listens at. Its port is below those that the kernel
+// gives to others' connections, so that it stays free until the test takes it.
 func freeEndpoint(t *testing.T) string {
 	t.Helper()
-	l, endpoint := listen(t)
-	l.Close()
-	return endpoint
+	for range 1_000 {
+		l, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(10_000)))
+		if err != nil {
+			continue
+		}
+		defer l.Close()
+		return "tcp://" + l.Addr().String()
+	}
+	t.Fatal("no port is free")
+	return ""
 }
 
 // reach connects to an endpoint that is about to be opened.
@@ -139,6 +157,18 @@ func (r *replayServer) set(first uint64, batches ...[]byte) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.history = history{first: first, batches: batches}
+}
+
+// next is the first number of the next request that was answered.
+func (r *replayServer) next(t *testing.T) uint64 {
+	t.Helper()
+	select {
+	case from := <-r.asked:
+		return from
+	case <-time.After(patience):
+		t.Fatal("no replay was asked for")
+	}
+	return 0
 }
 
 func (r *replayServer) answer(raw net.Conn) {

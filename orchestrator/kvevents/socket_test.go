@@ -87,10 +87,10 @@ func TestReplayOverSockets(t *testing.T) {
 			if !r.v.has(ownChain(7, 16, tokens)...) {
 				t.Fatal("not healed")
 			}
-			if from := <-replay.asked; from != 0 {
+			if from := replay.next(t); from != 0 {
 				t.Fatalf("first asked from %d", from)
 			}
-			if from := <-replay.asked; from != 0 {
+			if from := replay.next(t); from != 0 {
 				t.Fatalf("asked from %d for batch 1, which shows batch 0 to be the one known", from)
 			}
 			tail := batchOf(t, 20, storedEvent(list{60}, nil, run(900, 16), 16))
@@ -176,7 +176,8 @@ func TestProbeOverSockets(t *testing.T) {
 	s := newSubscriber(t, cfg)
 	s.timing.probe = time.Millisecond
 	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error)
+	defer cancel()
+	done := make(chan error, 1)
 	go func() { done <- s.Run(ctx) }()
 	r := &running{Subscriber: s, t: t, v: v}
 	accept(t, l)
@@ -188,8 +189,13 @@ func TestProbeOverSockets(t *testing.T) {
 		t.Fatalf("%+v", s.Health())
 	}
 	cancel()
-	if err := <-done; !errors.Is(err, context.Canceled) {
-		t.Fatal(err)
+	select {
+	case err := <-done:
+		if !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+	case <-time.After(patience):
+		t.Fatal("Run did not return")
 	}
 }
 
@@ -234,15 +240,19 @@ func TestLibrarySockets(t *testing.T) {
 		await[*router.BlocksStored](r)
 		await[*router.BlocksStored](r)
 		// This PUB does not say when it is subscribed to, so it repeats itself.
-		for again := time.NewTicker(5 * time.Millisecond); r.v.size() < 5; {
+		again, deadline := time.NewTicker(5*time.Millisecond), time.After(patience)
+		for r.v.size() < 5 {
 			if err := pub.Send(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, 2), payloads[2])); err != nil {
 				t.Fatal(err)
 			}
 			select {
 			case <-r.v.told:
 			case <-again.C:
+			case <-deadline:
+				t.Fatalf("bind %v: %d blocks, %+v", bind, r.v.size(), r.Health())
 			}
 		}
+		again.Stop()
 		if !r.v.has(ownChain(7, 16, tokens)...) || !r.Health().Trusted {
 			t.Fatalf("bind %v: %+v", bind, r.Health())
 		}
@@ -271,10 +281,7 @@ func TestHostilePeers(t *testing.T) {
 		"endless message":     string(greeting) + frame(4, ready) + strings.Repeat(frame(1, "x"), maxFrames+1),
 		"empty command":       string(greeting) + frame(4, ready) + frame(4, ""),
 	} {
-		raw, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
+		raw := acceptRaw(t, l)
 		if _, err := io.WriteString(raw, bytes); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
@@ -315,11 +322,7 @@ func TestNothingIsLeftRunning(t *testing.T) {
 	}()
 	l, endpoint := listen(t)
 	r := start(t, func(c *Config) { c.Endpoint, c.ReplayEndpoint = endpoint, muteEndpoint })
-	raw, err := l.Accept()
-	if err != nil {
-		t.Fatal(err)
-	}
-	pub := publish(t, raw, true)
+	pub := accept(t, l)
 	go func() {
 		for seq := uint64(0); ; seq++ {
 			if pub.conn.SendMsg(zmq4.NewMsgFrom(nil, binary.BigEndian.AppendUint64(nil, seq), make([]byte, 1<<20))) != nil {
