@@ -67,7 +67,7 @@ func TestExecLimitsAreObservations(t *testing.T) {
 		t.Run(script, func(t *testing.T) {
 			s := execSpec()
 			if strings.Contains(want, "wall time") {
-				s.Exec.Program.Limits.WallSeconds = 1
+				s.Exec.Program.Limits.WallSeconds = 2 // for the step after it too
 			}
 			e := open(t, newRegistry(t, Config{}), s)
 			reset(t, e)

@@ -16,7 +16,7 @@ import (
 )
 
 func httpSpec(url string) spec.Environment {
-	return spec.Environment{Kind: spec.HTTP, HTTP: &spec.HTTPServer{URL: url + "/", TimeoutSeconds: 2, Task: json.RawMessage(`{"id":3}`)}}
+	return spec.Environment{Kind: spec.HTTP, HTTP: &spec.HTTPServer{URL: url + "/", TimeoutSeconds: 30, Task: json.RawMessage(`{"id":3}`)}}
 }
 
 func serveCounter(t *testing.T) (*counter, string) {
@@ -105,7 +105,7 @@ func TestHTTPFailures(t *testing.T) {
 		kind failure.Kind
 		says string
 	}{
-		"hang":  {failure.Timeout, "no answer within 500ms"},
+		"hang":  {failure.Timeout, "no answer within 1s"},
 		"flood": {failure.TooLarge, "an answer of more than 4194304 bytes"},
 		"NaN":   {failure.Malformed, "not as documented"},
 	} {
@@ -113,7 +113,7 @@ func TestHTTPFailures(t *testing.T) {
 			c, url := serveCounter(t)
 			s := httpSpec(url)
 			if want.kind == failure.Timeout {
-				s.HTTP.TimeoutSeconds = 0.5
+				s.HTTP.TimeoutSeconds = 1 // for the reset and the close too
 			}
 			e := open(t, newRegistry(t, Config{}), s)
 			reset(t, e)
@@ -160,12 +160,20 @@ func TestCancelAndCloseInterruptAStep(t *testing.T) {
 		_, err := e.Step(ctx, say(1, "hang"))
 		ended <- err
 	}
+	hangs := func() {
+		t.Helper()
+		select {
+		case <-c.hanging:
+		case err := <-ended:
+			t.Fatalf("the step ended early: %v", err)
+		}
+	}
 	go stepOnce(ctx)
-	<-c.hanging
+	hangs()
 	cancel()
 	wantKind(t, <-ended, failure.Cancelled, "")
 	go stepOnce(t.Context())
-	<-c.hanging
+	hangs()
 	if err := e.Close(ctx); err != nil {
 		t.Errorf("closing with a context that has ended: %v", err)
 	}

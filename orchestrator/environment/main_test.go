@@ -347,6 +347,9 @@ func process(t *testing.T, role string) (*exec.Cmd, *bufio.Reader, string) {
 		_ = cmd.Process.Kill()
 		_ = cmd.Wait() // killed, which is what was wanted
 	})
+	// One that falls silent is killed, which ends every wait for its word.
+	silent := time.AfterFunc(2*time.Minute, func() { _ = cmd.Process.Kill() })
+	t.Cleanup(func() { silent.Stop() })
 	lines := bufio.NewReader(output)
 	line, err := lines.ReadString('\n')
 	if err != nil {

@@ -20,7 +20,7 @@ import (
 
 func mcpProgram(command ...string) spec.Environment {
 	return spec.Environment{Kind: spec.MCP, ToolFormat: toolcall.Hermes, MCP: &spec.MCPServer{
-		TimeoutSeconds: 10,
+		TimeoutSeconds: 60,
 		Program: &spec.Program{
 			Command: command, Env: map[string]string{roleVariable: "mcp"},
 			// A binary built with -race reserves terabytes of addresses.
@@ -57,7 +57,7 @@ func eachTransport(t *testing.T, test func(t *testing.T, e spec.Environment)) {
 			close(release)
 			server.Close()
 		})
-		test(t, spec.Environment{Kind: spec.MCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: server.URL, Credential: "tools", TimeoutSeconds: 10}})
+		test(t, spec.Environment{Kind: spec.MCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: server.URL, Credential: "tools", TimeoutSeconds: 60}})
 	})
 }
 

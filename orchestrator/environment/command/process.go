@@ -56,7 +56,7 @@ type process struct {
 // start starts a program whose standard streams cmd has already.
 func (d *Directory) start(cmd *exec.Cmd, program spec.Program) (*process, error) {
 	environment := d.runner.environment(d, program.Env)
-	path, err := lookUp(program.Command[0], d.work, environment)
+	path, err := lookUp(program.Command[0], d.work, environment, d.runner.config.Account)
 	if err != nil {
 		return nil, fmt.Errorf("finding the program: %w", err)
 	}

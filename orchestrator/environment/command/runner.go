@@ -37,7 +37,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"strings"
 	"sync"
 	"time"
 
@@ -322,39 +321,4 @@ func (r *Runner) environment(d *Directory, own map[string]string) []string {
 		list = append(list, name+"="+value)
 	}
 	return list
-}
-
-// lookUp finds a program as a shell would, in the PATH that it will see.
-func lookUp(name, directory string, environment []string) (string, error) {
-	if strings.Contains(name, "/") {
-		path := name
-		if !filepath.IsAbs(path) {
-			path = filepath.Join(directory, path)
-		}
-		return path, executable(path)
-	}
-	for _, variable := range environment {
-		value, ok := strings.CutPrefix(variable, "PATH=")
-		if !ok {
-			continue
-		}
-		for _, folder := range filepath.SplitList(value) {
-			path := filepath.Join(folder, name)
-			if filepath.IsAbs(path) && executable(path) == nil {
-				return path, nil
-			}
-		}
-	}
-	return "", fmt.Errorf("%q is in no folder of PATH", name)
-}
-
-func executable(path string) error {
-	info, err := os.Stat(path)
-	if err != nil {
-		return err
-	}
-	if info.IsDir() || info.Mode()&0o111 == 0 {
-		return fmt.Errorf("%s is no program", path)
-	}
-	return nil
 }
