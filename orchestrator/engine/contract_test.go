@@ -6,16 +6,19 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"reflect"
 	"runtime"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/engine/simulated"
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/router/sim/instance"
 )
 
@@ -33,7 +36,7 @@ func startEngine(tb testing.TB, cfg simulated.Config) (*simulated.Server, engine
 		tb.Fatal(err)
 	}
 	tb.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := s.Stop(ctx); err != nil {
 			tb.Error(err)
@@ -187,22 +190,25 @@ func TestDiscoveryAndMetrics(t *testing.T) {
 
 // TestAnotherModelBehindTheSameAddress: a client that asked for the name asks again.
 func TestAnotherModelBehindTheSameAddress(t *testing.T) {
-	first, client := startEngine(t, simulated.Config{Model: "first", TimeScale: 5000})
-	if _, err := client.Generate(t.Context(), request(tokens(10, 1), 1), nil); err != nil {
-		t.Fatal(err)
+	var behind atomic.Pointer[simulated.Server]
+	serve := func(model string) {
+		s, err := simulated.New(simulated.Config{Engine: instance.Demo(), Model: model, TimeScale: 5000})
+		if err != nil {
+			t.Fatal(err)
+		}
+		behind.Store(s)
 	}
-	address := strings.TrimPrefix(first.URL(), "http://")
-	if err := first.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	second, err := simulated.New(simulated.Config{Engine: instance.Demo(), Model: "second", TimeScale: 5000})
+	serve("first")
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { behind.Load().Handler().ServeHTTP(w, r) }))
+	defer front.Close()
+	client, err := engine.NewClient("simulated", front.URL)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := second.Start(address); err != nil {
+	if _, err := client.Generate(t.Context(), request(tokens(10, 1), 1), nil); err != nil {
 		t.Fatal(err)
 	}
-	defer second.Stop(context.Background())
+	serve("second")
 	_, err = client.Generate(t.Context(), request(tokens(10, 1), 1), nil)
 	var e *engine.Error
 	if !errors.As(err, &e) || e.Class != engine.RetryHere || e.StatusCode != http.StatusNotFound {
@@ -216,10 +222,19 @@ func TestAnotherModelBehindTheSameAddress(t *testing.T) {
 // until polls a condition that other goroutines bring about.
 func until(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(20 * time.Second); !condition(); runtime.Gosched() {
+	for deadline := time.Now().Add(time.Minute); !condition(); runtime.Gosched() {
 		if time.Now().After(deadline) {
 			t.Fatalf("waited in vain: %s", what)
 		}
+	}
+}
+
+// hurry lets an engine work at its own speed that was slowed down, so that something
+// could be looked at in the middle of a request however busy the machine is.
+func hurry(t *testing.T, server *simulated.Server) {
+	t.Helper()
+	if err := server.SetFaults(fault.Settings{}); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -275,12 +290,14 @@ func TestStopLetsRequestsFinishOrAbortsThem(t *testing.T) {
 		t.Errorf("%+v", s)
 	}
 
-	server, client = startEngine(t, simulated.Config{TimeScale: 1000})
+	// Slow until the request has been seen.
+	server, client = startEngine(t, simulated.Config{TimeScale: 1000, Faults: fault.Settings{SlowFactor: 10_000}})
 	go func() {
 		_, err := client.Generate(t.Context(), request(tokens(100, 1), 2_000), nil)
 		ended <- err
 	}()
 	until(t, "the request to arrive", func() bool { return server.Stats().Running() == 1 })
+	hurry(t, server)
 	if err := server.Stop(t.Context()); err != nil {
 		t.Error(err)
 	}

@@ -102,16 +102,22 @@ func TestSessionInEachDialect(t *testing.T) {
 
 // TestWeightUpdateInEachDialect: what each way of pausing does to a generation.
 func TestWeightUpdateInEachDialect(t *testing.T) {
-	// Long enough that the pause comes before the end on a busy machine too.
-	outputs := map[engine.PauseMode]int{engine.PauseAbort: 30_000, engine.PauseWait: 3_000, engine.PauseKeep: 10_000, engine.PauseInPlace: 10_000}
+	const output = 5_000
 	inEachDialect(t, simulated.Config{TimeScale: 100}, func(t *testing.T, server *simulated.Server, client engine.Client) {
 		control := controllerOf(t, client)
 		for mode := engine.PauseAbort; mode <= engine.PauseInPlace; mode++ {
-			output := outputs[mode]
+			// Slow, so that the pause comes before the end on a busy machine too.
+			if err := server.SetFaults(fault.Settings{SlowFactor: 50}); err != nil {
+				t.Fatal(err)
+			}
 			ended := inProgress(t, client, request(tokens(500, int(mode)), output))
+			if mode == engine.PauseWait {
+				hurry(t, server) // the pause waits for the end
+			}
 			if err := control.Pause(t.Context(), mode); err != nil {
 				t.Fatalf("%v: %v", mode, err)
 			}
+			hurry(t, server)
 			version := "after-" + mode.String()
 			if err := control.SetWeightVersion(t.Context(), version); err != nil {
 				t.Fatalf("%v: %v", mode, err)
@@ -145,13 +151,15 @@ func TestWeightUpdateInEachDialect(t *testing.T) {
 }
 
 func TestCacheResetInEachDialect(t *testing.T) {
-	inEachDialect(t, simulated.Config{TimeScale: 100}, func(t *testing.T, server *simulated.Server, client engine.Client) {
+	slow := fault.Settings{SlowFactor: 50}
+	inEachDialect(t, simulated.Config{TimeScale: 100, Faults: slow}, func(t *testing.T, server *simulated.Server, client engine.Client) {
 		control := controllerOf(t, client)
 		ctx, cancel := context.WithCancel(t.Context())
 		begun, ended := make(chan struct{}), make(chan error, 1)
 		first := sync.OnceFunc(func() { close(begun) })
 		go func() {
 			_, err := client.Generate(ctx, request(tokens(500, 1), 30_000), func(engine.Progress) { first() })
+			first()
 			ended <- err
 		}()
 		<-begun
@@ -177,7 +185,7 @@ func TestCacheResetInEachDialect(t *testing.T) {
 // load of each, and a request goes to the rank that it names.
 func TestRanksInEachDialect(t *testing.T) {
 	p := instance.Demo()
-	inEachDialect(t, simulated.Config{Engine: p, Ranks: 2, TimeScale: 50}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
+	inEachDialect(t, simulated.Config{Engine: p, Ranks: 2, TimeScale: 50, Faults: fault.Settings{SlowFactor: 20}}, func(t *testing.T, _ *simulated.Server, client engine.Client) {
 		info, err := client.Discover(t.Context())
 		if err != nil || info.DataParallelSize != 2 || info.CapacityBlocks != 2*int64(p.CapacityBlocks) || info.BlockTokens != p.BlockTokens || info.MaxContextTokens != int64(p.MaxContextTokens) || info.PrefillTokensPerSecond <= 0 {
 			t.Errorf("%+v, %v", info, err)

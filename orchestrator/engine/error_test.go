@@ -24,6 +24,18 @@ func testClient(t *testing.T, url string, stall time.Duration) *VLLM {
 	return v
 }
 
+// receive waits for something that comes at once where all is well.
+func receive[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(time.Minute):
+		t.Fatalf("waited in vain for %s", what)
+	}
+	panic("not reached")
+}
+
 var someRequest = Request{Prompt: []int32{1, 2}, MaxTokens: 4, WithLogprobs: true, DataParallelRank: -1}
 
 // TestFailuresAreSorted runs every way in which a call can fail.

@@ -111,7 +111,7 @@ func TestOpenAILimitsAreOurs(t *testing.T) {
 			if err != nil || !slices.Equal(result.OutputIDs, ids(test.text)) || result.FinishReason != test.finish {
 				t.Errorf("%+v, %v", result, err)
 			}
-			<-left
+			receive(t, "the server to see that the client has left", left)
 		})
 	}
 }
@@ -183,7 +183,7 @@ func TestOpenAICancelClosesTheConnection(t *testing.T) {
 	if !errors.As(err, &e) || e.Class != Cancelled || len(result.OutputIDs) != 2 {
 		t.Errorf("%+v, %v", result, err)
 	}
-	<-closed
+	receive(t, "the server to see that the connection is closed", closed)
 }
 
 func TestOpenAIWhatServersSayOfThemselves(t *testing.T) {

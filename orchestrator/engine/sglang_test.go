@@ -244,9 +244,9 @@ func TestSGLangCancelAborts(t *testing.T) {
 	if !errors.As(err, &e) || e.Class != Cancelled || !errors.Is(err, context.Canceled) || !slices.Equal(result.OutputIDs, []int32{7}) {
 		t.Errorf("%+v, %v", result, err)
 	}
-	<-closed
-	generated := <-asked
-	if aborted := <-asked; aborted != generated || generated == "" {
+	receive(t, "the server to see that the connection is closed", closed)
+	generated := receive(t, "a generation", asked)
+	if aborted := receive(t, "an abort", asked); aborted != generated || generated == "" {
 		t.Errorf("generated %q, aborted %q", generated, aborted)
 	}
 }
