@@ -8,6 +8,7 @@ import (
 
 	"holdfast/orchestrator/engine"
 	"holdfast/orchestrator/engine/simulated"
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/router/sim/instance"
 )
 
@@ -57,6 +58,13 @@ func TestOurClientUnderAWeightUpdate(t *testing.T) {
 				s, client := clientOf(t, dialect, 1)
 				control := client.(engine.Controller)
 				ctx := t.Context()
+				// Slow until the pause has come in the middle, however busy the machine is.
+				speed := func(slow float64) {
+					if err := s.SetFaults(fault.Settings{SlowFactor: slow}); err != nil {
+						t.Fatal(err)
+					}
+				}
+				speed(50)
 				ended, began := make(chan engine.Result, 1), make(chan struct{}, 1)
 				go func() {
 					r, err := client.Generate(ctx, order(prompt, output, -1), func(engine.Progress) {
@@ -70,10 +78,18 @@ func TestOurClientUnderAWeightUpdate(t *testing.T) {
 					}
 					ended <- r
 				}()
-				<-began
+				select {
+				case <-began:
+				case r := <-ended:
+					t.Fatalf("ended with %d tokens before it could be paused", len(r.OutputIDs))
+				}
+				if mode == engine.PauseWait {
+					speed(1) // The pause waits for the end.
+				}
 				if err := control.Pause(ctx, mode); err != nil {
 					t.Fatal(err)
 				}
+				speed(1)
 				kept := len(s.Requests())
 				if err := control.SetWeightVersion(ctx, "v2"); err != nil {
 					t.Fatal(err)

@@ -19,6 +19,31 @@ import (
 	"holdfast/orchestrator/engine/simulated/publish"
 )
 
+// patience bounds every wait of these tests in real time; none takes a noticeable part.
+const patience = time.Minute
+
+// spin waits for something that no signal tells.
+func spin(t *testing.T, what string, done func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(patience); !done(); runtime.Gosched() {
+		if time.Now().After(deadline) {
+			t.Fatalf("waited in vain for %s", what)
+		}
+	}
+}
+
+// receive waits for what other goroutines send.
+func receive[T any](t *testing.T, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case v := <-from:
+		return v
+	case <-time.After(patience):
+		t.Fatalf("waited in vain for %s", what)
+	}
+	panic("not reached")
+}
+
 // started is a server on loopback.
 func started(t *testing.T, cfg Config) *Server {
 	t.Helper()
@@ -42,7 +67,7 @@ func setFaults(t *testing.T, s *Server, settings string) (state faultState) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	response, err := http.DefaultClient.Do(request)
+	response, err := impatient.Do(request)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,8 +82,11 @@ func setFaults(t *testing.T, s *Server, settings string) (state faultState) {
 	return state
 }
 
+// impatient is a client that does not wait for ever.
+var impatient = http.Client{Timeout: 2 * patience}
+
 func send(s *Server, body string) (*http.Response, error) {
-	return http.Post(s.URL()+"/v1/completions", "application/json", strings.NewReader(body))
+	return impatient.Post(s.URL()+"/v1/completions", "application/json", strings.NewReader(body))
 }
 
 func TestRefusalsOnDemand(t *testing.T) {
@@ -84,7 +112,7 @@ func TestRefusalsOnDemand(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		response, err := http.DefaultClient.Do(r)
+		response, err := impatient.Do(r)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -144,7 +172,7 @@ func TestCrash(t *testing.T) {
 	}
 	url, old := s.URL(), s.life.Load()
 	old.setWeights("v9")
-	ended := make(chan error)
+	ended := make(chan error, 6)
 	for i := range 6 {
 		go func() {
 			r, err := send(s, fmt.Sprintf(`{"prompt":[1,2],"max_tokens":900,"ignore_eos":true,"stream":%v}`, i%2 == 0))
@@ -155,12 +183,12 @@ func TestCrash(t *testing.T) {
 			ended <- err
 		}()
 	}
-	for len(s.Requests()) < 6 {
-		runtime.Gosched()
-	}
-	setFaults(t, s, `{"crash":{"down_seconds":0.2}}`)
+	spin(t, "the requests to arrive", func() bool { return len(s.Requests()) == 6 })
+	const down = 200 * time.Millisecond
+	began := time.Now()
+	setFaults(t, s, fmt.Sprintf(`{"crash":{"down_seconds":%v}}`, down.Seconds()))
 	for range 6 {
-		if err := <-ended; err == nil {
+		if err := receive(t, "a request to break off", ended); err == nil {
 			t.Error("a request got a whole answer from a crashed engine")
 		}
 	}
@@ -171,17 +199,16 @@ func TestCrash(t *testing.T) {
 		}
 		c.mu.Unlock()
 	}
-	refused := 0
-	for {
-		r, err := http.Get(url + "/health")
-		if err == nil {
-			r.Body.Close()
-			break
+	spin(t, "it to come back", func() bool {
+		r, err := impatient.Get(url + "/health")
+		if err != nil {
+			return false
 		}
-		refused++
-	}
-	if refused == 0 {
-		t.Error("it was never down")
+		r.Body.Close()
+		return true
+	})
+	if back := time.Since(began); back < down {
+		t.Errorf("it was back after %s", back)
 	}
 	after := s.KVEndpoints()[0]
 	if s.URL() != url || after.Endpoint != before.Endpoint || after.ReplayEndpoint != before.ReplayEndpoint || after.Published != 0 {
@@ -223,7 +250,7 @@ func TestStopWhileDown(t *testing.T) {
 				}
 			})
 		}
-		if r, err := http.Get(url + "/health"); err == nil {
+		if r, err := impatient.Get(url + "/health"); err == nil {
 			r.Body.Close()
 			t.Fatal("it serves after Stop")
 		}
@@ -337,7 +364,7 @@ func TestCrashesUnderLoad(t *testing.T) {
 	for i := range clients {
 		go func() {
 			for k := range each {
-				ctx, cancel := context.WithCancel(context.Background())
+				ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
 				if k%3 == 0 {
 					time.AfterFunc(time.Duration(i*k%7)*time.Millisecond, cancel)
 				}
@@ -346,11 +373,11 @@ func TestCrashesUnderLoad(t *testing.T) {
 				if err != nil {
 					t.Error(err)
 				}
-				for s.life.Load() == nil {
+				for ctx.Err() == nil && s.life.Load() == nil {
 					runtime.Gosched()
 				}
 				status := 0
-				if r, err := http.DefaultClient.Do(request); err == nil {
+				if r, err := impatient.Do(request); err == nil {
 					if _, err = io.Copy(io.Discard, r.Body); err == nil {
 						status = r.StatusCode
 					}
@@ -363,17 +390,13 @@ func TestCrashesUnderLoad(t *testing.T) {
 	}
 	count := map[int]int{}
 	for n := range clients * each {
-		count[<-answers]++
+		count[receive(t, "an answer", answers)]++
 		if n%(clients*each/(crashes+1)) == 1 {
 			s.Crash(2 * time.Millisecond)
 		}
 	}
-	for s.life.Load() == nil {
-		runtime.Gosched()
-	}
-	for len(s.Requests()) > 0 {
-		runtime.Gosched()
-	}
+	spin(t, "it to come back", func() bool { return s.life.Load() != nil })
+	spin(t, "the requests to end", func() bool { return len(s.Requests()) == 0 })
 	if stats := s.Stats(); stats.UsedBlocks() != 0 || stats.Waiting+stats.Running() != 0 || stats.Finished+stats.Aborted != stats.Submitted {
 		t.Errorf("left over: %+v", stats)
 	}

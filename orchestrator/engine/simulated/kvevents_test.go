@@ -159,7 +159,9 @@ func (f *follower) resident() []uint64 {
 // ask reads a replay from a sequence number on.
 func ask(t *testing.T, endpoint string, first uint64) (replies [][][]byte) {
 	t.Helper()
-	dealer := zmq4.NewDealer(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dealer := zmq4.NewDealer(ctx)
 	defer dealer.Close()
 	if err := dealer.Dial(endpoint); err != nil {
 		t.Fatal(err)
@@ -186,7 +188,10 @@ func ask(t *testing.T, endpoint string, first uint64) (replies [][][]byte) {
 // catchUp applies what was published since, by replay.
 func (f *follower) catchUp(e KVEndpoint) {
 	f.t.Helper()
-	for f.next < e.Published {
+	for deadline := time.Now().Add(patience); f.next < e.Published; {
+		if time.Now().After(deadline) {
+			f.t.Fatalf("%d of %d batches can be replayed", f.next, e.Published)
+		}
 		// The publisher may still be about to number the last batches.
 		for _, frames := range ask(f.t, e.ReplayEndpoint, f.next) {
 			n := len(frames)
@@ -354,7 +359,10 @@ func TestSubscribersGetNumberedBatches(t *testing.T) {
 	}()
 	// A subscription takes effect when it arrives; what was sent before comes by replay.
 	var first *zmq4.Msg
-	for i := 0; first == nil; i++ {
+	for i, deadline := 0, time.Now().Add(patience); first == nil; i++ {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is published")
+		}
 		post(t, s, vllmBody([]int32{int32(i), 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17}, 20, ""))
 		select {
 		case m := <-messages:
@@ -371,7 +379,7 @@ func TestSubscribersGetNumberedBatches(t *testing.T) {
 	}
 	resident := s.ResidentBlocks()
 	published := s.KVEndpoints()[0].Published
-	for m := *first; ; m = <-messages {
+	for m := *first; ; m = receive(t, "a batch", messages) {
 		if len(m.Frames) != 3 || string(m.Frames[0]) != "kv@x@m" {
 			t.Fatalf("message %q", m.Frames)
 		}

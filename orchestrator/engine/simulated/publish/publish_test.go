@@ -1,6 +1,7 @@
 package publish
 
 import (
+	"context"
 	"encoding/binary"
 	"fmt"
 	"slices"
@@ -50,11 +51,17 @@ func receive(t *testing.T, socket zmq4.Socket) *subscriber {
 	return s
 }
 
+// patience bounds every wait; none takes a noticeable part of it.
+const patience = time.Minute
+
 // connected publishes until something arrives, reads what is still on its way, and
 // returns the next number that will be given.
 func (s *subscriber) connected(p *Publisher) uint64 {
 	s.t.Helper()
-	for {
+	for deadline := time.Now().Add(patience); ; {
+		if time.Now().After(deadline) {
+			s.t.Fatal("nothing arrives")
+		}
 		p.Publish(time.Now(), []Event{{Kind: Cleared}})
 		select {
 		case <-s.numbers:
@@ -73,7 +80,7 @@ func (s *subscriber) next(n int) (got []uint64) {
 		select {
 		case x := <-s.numbers:
 			got = append(got, x)
-		case <-time.After(20 * time.Second):
+		case <-time.After(patience):
 			s.t.Fatalf("only %v came", got)
 		}
 	}
@@ -92,7 +99,9 @@ func subscribe(t *testing.T, p *Publisher) *subscriber {
 // replay asks for the batches from a number on.
 func replay(t *testing.T, p *Publisher, first uint64) (numbers []uint64) {
 	t.Helper()
-	dealer := zmq4.NewDealer(t.Context())
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	defer cancel()
+	dealer := zmq4.NewDealer(ctx)
 	defer dealer.Close()
 	if err := dealer.Dial(p.ReplayEndpoint()); err != nil {
 		t.Fatal(err)
@@ -121,7 +130,11 @@ func TestHistoryIsBounded(t *testing.T) {
 	for range 10 {
 		p.Publish(time.Now(), []Event{{Kind: Cleared}})
 	}
+	deadline := time.Now().Add(patience)
 	for numbered := uint64(0); numbered < 10; {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d of 10 batches are numbered", numbered)
+		}
 		p.mu.Lock()
 		numbered = p.next
 		p.mu.Unlock()
