@@ -76,6 +76,7 @@ var taskBounds = map[string]map[string]bound{
 		"max_tokens":  {text: "Output tokens of one call; required unless a replay environment gives them.", least: float(0), most: float(task.MaxOutputTokens)},
 		"min_tokens":  {least: float(0), most: float(task.MaxOutputTokens)},
 		"temperature": {least: float(0), most: float(task.MaxTemperature)},
+		"seed":        {text: "Member m of the group samples with seed + m, in every turn; a harness's call that names a seed samples with that one."},
 		"logprobs":    {text: "Log-probabilities of generated tokens; absent means true."},
 	},
 	"TaskLimits": {

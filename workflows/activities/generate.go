@@ -352,7 +352,7 @@ func (a *Activities) engineRequest(sc *sessionContext, turn int) engine.Request 
 	request := engine.Request{
 		SessionID: sc.work.ID.String(),
 		Prompt:    sc.tokens, MaxTokens: limit, MinTokens: min(spec.Sampling.MinTokens, limit), IgnoreEOS: spec.Sampling.IgnoreEOS,
-		Temperature: 1, TopP: 1, Seed: spec.Sampling.Seed, StopTokenIDs: spec.Sampling.StopTokens,
+		Temperature: 1, TopP: 1, Seed: memberSeed(&sc.work), StopTokenIDs: spec.Sampling.StopTokens,
 		WithLogprobs: spec.Sampling.Logprobs == nil || *spec.Sampling.Logprobs, DataParallelRank: -1,
 	}
 	if spec.Sampling.Temperature != nil {
@@ -365,6 +365,17 @@ func (a *Activities) engineRequest(sc *sessionContext, turn int) engine.Request 
 		request.MinTokens, request.IgnoreEOS = limit, true
 	}
 	return request
+}
+
+// memberSeed is the task's seed for one member of its group, nil where the task has
+// none. With one seed for all, every member would be the same answer, and the group
+// would have no signal; vLLM counts on likewise for the answers of one request.
+func memberSeed(work *store.WorkSession) *int64 {
+	if work.Spec.Sampling.Seed == nil {
+		return nil
+	}
+	seed := *work.Spec.Sampling.Seed + int64(work.Member)
+	return &seed
 }
 
 // room is how many tokens the context may yet grow by.

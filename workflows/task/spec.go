@@ -89,8 +89,9 @@ type Sampling struct {
 	IgnoreEOS   bool     `json:"ignore_eos,omitempty"`
 	Temperature *float64 `json:"temperature,omitempty"`
 	TopP        *float64 `json:"top_p,omitempty"`
-	Seed        *int64   `json:"seed,omitempty"`
-	StopTokens  []int32  `json:"stop_token_ids,omitempty"`
+	// Seed is that of member 0: member m of the group samples with Seed + m.
+	Seed       *int64  `json:"seed,omitempty"`
+	StopTokens []int32 `json:"stop_token_ids,omitempty"`
 	// Logprobs asks for the log-probability of every generated token; absent
 	// means true, since training needs them.
 	Logprobs *bool `json:"logprobs,omitempty"`
