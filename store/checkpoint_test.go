@@ -1,7 +1,6 @@
 package store_test
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -250,9 +249,11 @@ func TestNoCheckpointOutlivesItsSession(t *testing.T) {
 		started := make(chan struct{})
 		var wait sync.WaitGroup
 		wait.Go(func() {
+			start := sync.OnceFunc(func() { close(started) })
+			defer start() // a failure too
 			at, last := 0, uuid.Nil
-			for n := 0; ; n++ {
-				next, err := f.SaveCheckpoint(context.Background(), checkpoint(id, 0, at, 2, 1, last))
+			for {
+				next, err := f.SaveCheckpoint(t.Context(), checkpoint(id, 0, at, 2, 1, last))
 				if errors.Is(err, store.ErrSessionEnded) {
 					return
 				}
@@ -260,9 +261,7 @@ func TestNoCheckpointOutlivesItsSession(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if n == 0 {
-					close(started)
-				}
+				start()
 				at, last = at+2, next
 			}
 		})

@@ -95,8 +95,8 @@ func TestOwnershipWaitsForDecisionsUnderWay(t *testing.T) {
 	}
 	_, err = blocker.Exec(ctx, `commit`)
 	must(t, err)
-	must(t, <-recorded)
-	must(t, <-acquired)
+	must(t, came(t, "the decisions", recorded))
+	must(t, came(t, "the pool", acquired))
 	if err := f.RecordDecisions(ctx, pool, f.epoch, []store.DecisionRecord{f.hold(id, 0, router.AtCap)}); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("after the pool changed hands: %v", err)
 	}
@@ -112,7 +112,7 @@ func (f *fixture) waitForLockWaiters(n int) {
 			f.t.Fatalf("%d statements wait for a lock, want %d", waiting, n)
 		}
 		must(f.t, conn.QueryRow(f.t.Context(),
-			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database()`).Scan(&waiting))
+			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database() and backend_type = 'client backend'`).Scan(&waiting))
 	}
 }
 
@@ -131,7 +131,7 @@ func (f *fixture) waitForLockOr(done <-chan struct{}) {
 			f.t.Fatal("no statement waits for a lock")
 		}
 		must(f.t, conn.QueryRow(f.t.Context(),
-			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database()`).Scan(&waiting))
+			`select count(*) from pg_stat_activity, pg_sleep(0.005) where wait_event_type = 'Lock' and datname = current_database() and backend_type = 'client backend'`).Scan(&waiting))
 	}
 }
 

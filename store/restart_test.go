@@ -234,7 +234,7 @@ func TestCancellationInTheMiddleOfAWeightUpdate(t *testing.T) {
 	go func() { advanced <- f.AdvancePolicyVersion(ctx, pool, 1) }()
 	f.waitForLockWaiters(1)
 	must(t, trainer.Commit(ctx))
-	must(t, <-advanced)
+	must(t, came(t, "the version in force", advanced))
 	if s := f.session(id); s.CancelReason != "enough" {
 		t.Errorf("asked to end because %q", s.CancelReason)
 	}

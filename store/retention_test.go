@@ -395,13 +395,11 @@ func TestFirstPageBesideAPruner(t *testing.T) {
 		refused <- err
 	}()
 	// It has its page once it waits for the pruner.
-	for waiting := false; !waiting; {
-		must(t, pruner.QueryRow(t.Context(), `select exists (select from pg_locks where not granted)`).Scan(&waiting))
-	}
+	f.waitForLockWaiters(1)
 	must(t, pruner.Commit(t.Context()))
 	var gone *store.PrunedError
-	if err := <-refused; !errors.As(err, &gone) {
-		t.Errorf("the page was given: %v", err)
+	if err := came(t, "an answer to the reader", refused); !errors.As(err, &gone) {
+		t.Fatalf("the page was given: %v", err)
 	}
 	if got := seqs(f.samples(store.SampleQuery{After: gone.First})); fmt.Sprint(got) != "[3]" {
 		t.Errorf("after the cursor that the refusal names: %v", got)

@@ -17,6 +17,7 @@ import (
 func TestASessionThatBeginsAgainContinuesAsNew(t *testing.T) {
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
+	env.SetTestTimeout(stuckAfter)
 	env.RegisterWorkflowWithOptions(Session, workflow.RegisterOptions{Name: SessionWorkflow})
 	var completions []Completion
 	env.RegisterActivityWithOptions(func(_ context.Context, ref TurnRef) (AdmitReply, error) {

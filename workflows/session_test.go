@@ -64,11 +64,14 @@ func (s *script) Complete(_ context.Context, end Completion) error {
 	return nil
 }
 
+// stuckAfter is how long, on the clock of the wall, nothing may happen in a workflow.
+const stuckAfter = 2 * time.Minute
+
 func newEnvironment(t *testing.T, s *script) *testsuite.TestWorkflowEnvironment {
 	t.Helper()
 	var suite testsuite.WorkflowTestSuite
 	env := suite.NewTestWorkflowEnvironment()
-	env.SetTestTimeout(20 * time.Second)
+	env.SetTestTimeout(stuckAfter)
 	env.RegisterWorkflowWithOptions(Session, workflow.RegisterOptions{Name: SessionWorkflow})
 	env.RegisterActivityWithOptions(s.Admit, activity.RegisterOptions{Name: AdmitActivity})
 	env.RegisterActivityWithOptions(s.Turn, activity.RegisterOptions{Name: TurnActivity})

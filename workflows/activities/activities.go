@@ -94,8 +94,8 @@ type Activities struct {
 	steppers slots
 	// made is when this process began to run the pool's activities.
 	made time.Time
-	// retryBase is a constant but for tests.
-	retryBase time.Duration
+	// retryBase and partingPatience are constants but for tests.
+	retryBase, partingPatience time.Duration
 }
 
 // New returns activities that are ready to be registered.
@@ -116,7 +116,7 @@ func New(cfg Config) (*Activities, error) {
 	if err != nil {
 		return nil, fmt.Errorf("activities: %w", err)
 	}
-	return &Activities{made: time.Now(), cfg: cfg, contexts: contexts, running: newRunning(), scorers: scoring.NewScorers(cfg.Scoring), programs: make(slots, runtime.GOMAXPROCS(0)), steppers: make(slots, programsPerProcessor*runtime.GOMAXPROCS(0)), retryBase: retryBase}, nil
+	return &Activities{made: time.Now(), cfg: cfg, contexts: contexts, running: newRunning(), scorers: scoring.NewScorers(cfg.Scoring), programs: make(slots, runtime.GOMAXPROCS(0)), steppers: make(slots, programsPerProcessor*runtime.GOMAXPROCS(0)), retryBase: retryBase, partingPatience: partingPatience}, nil
 }
 
 // Register gives the activities to a worker under their fixed names.

@@ -112,7 +112,7 @@ func (s *saver) drop(ctx context.Context) error {
 // part saves what is left when this worker must stop: its context has ended, and
 // another one may go on.
 func (s *saver) part(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), partingPatience)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.a.partingPatience)
 	defer cancel()
 	s.save(ctx)
 }

@@ -2,7 +2,6 @@ package activities
 
 import (
 	"context"
-	"runtime"
 	"testing"
 
 	"holdfast/store/storetest"
@@ -16,12 +15,12 @@ func TestOutputThatWasDiscardedIsNotGoneOnFrom(t *testing.T) {
 	id := f.session(single(wanted))
 	e := newEngines(t, step{end: endsContradicting, newVersionAtEnd: true}, step{tokens: 5, end: endsLost})
 	e.chunkTokens = testCheckpointTokens / 2
+	saved := make(chan struct{})
+	atEnd := make(chan struct{}, 1)
 	e.reached = func() {
 		e.reached = nil
-		for f.checkpointRows() == 0 {
-			// The first call ends once its checkpoint is there.
-			runtime.Gosched()
-		}
+		atEnd <- struct{}{}
+		<-saved // The first call ends once its checkpoint is there.
 	}
 	lost := storetest.Open(t, f.url)
 	a := f.workerOn(lost, e, &placements{}, testCheckpointTokens)
@@ -33,10 +32,13 @@ func TestOutputThatWasDiscardedIsNotGoneOnFrom(t *testing.T) {
 			t.Errorf("the lost worker answered %+v", reply)
 		}
 	}()
-	<-e.hung
+	came(t, "the end of the first call's stream", atEnd)
+	f.eventually(func() bool { return f.checkpointRows() > 0 })
+	close(saved)
+	came(t, "the call that hangs", e.hung)
 	lost.Close()
 	kill()
-	<-over
+	came(t, "the lost worker's end", over)
 	b := f.worker(e, &placements{}, testCheckpointTokens)
 	reply, err := b.turn(t.Context(), id, 0, &pulse{})
 	must(t, err)

@@ -117,7 +117,7 @@ func TestHarnessHearsOfHoldsAndOneCallAtATimeRuns(t *testing.T) {
 		}
 		made <- turn
 	}()
-	if reason := <-held; reason != router.AtCap.String() {
+	if reason := came(t, "a hold", held); reason != router.AtCap.String() {
 		t.Errorf("held for %q", reason)
 	}
 	if _, err := a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "b"}, ignore); !errors.Is(err, workflows.ErrTurnUnderWay) {
@@ -125,11 +125,11 @@ func TestHarnessHearsOfHoldsAndOneCallAtATimeRuns(t *testing.T) {
 	}
 	// Being held is no silence.
 	reply, err := a.Outside(t.Context(), id.String())
-	if err != nil || reply.Outcome != workflows.OutcomeOutside || reply.WaitMillis < 599_000 {
+	if err != nil || reply.Outcome != workflows.OutcomeOutside || reply.WaitMillis < 500_000 {
 		t.Errorf("while a call is held: %+v, %v", reply, err)
 	}
 	close(release)
-	if turn := <-made; len(turn.OutputIDs) != 4 {
+	if turn := came(t, "the turn", made); len(turn.OutputIDs) != 4 {
 		t.Fatalf("made %+v", turn)
 	}
 }
@@ -265,7 +265,7 @@ func TestHarnessThatWaitedAtAnOwnerWhoIsGoneHasItsTime(t *testing.T) {
 	_, err = f.conn.Exec(t.Context(), `update sessions set dispatched_at = dispatched_at - interval '1 hour'`)
 	must(t, err)
 	reply, err := a.Outside(t.Context(), id.String())
-	if err != nil || reply.Outcome != workflows.OutcomeOutside || reply.WaitMillis < 599_000 {
+	if err != nil || reply.Outcome != workflows.OutcomeOutside || reply.WaitMillis < 500_000 {
 		t.Errorf("at the new owner: %+v, %v", reply, err)
 	}
 	a.made = a.made.Add(-time.Hour)

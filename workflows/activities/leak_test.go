@@ -86,7 +86,7 @@ func failingEngines(t *testing.T) (servers []*simulated.Server, instances listed
 		must(t, err)
 		must(t, server.Start("127.0.0.1:0"))
 		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 			defer cancel()
 			_ = server.Stop(ctx)
 		})
@@ -138,7 +138,10 @@ func TestNoLedgerLeaks(t *testing.T) {
 		workers.Go(func() {
 			for n := range work {
 				status := oneRequest(a, ids[n], n)
-				must(t, a.Complete(context.Background(), workflows.Completion{Session: ids[n].String(), Status: status}))
+				if err := a.Complete(context.Background(), workflows.Completion{Session: ids[n].String(), Status: status}); err != nil {
+					t.Error(err)
+					continue // The others go on being taken.
+				}
 				mu.Lock()
 				ends[status]++
 				mu.Unlock()
@@ -173,7 +176,7 @@ func TestNoLedgerLeaks(t *testing.T) {
 		}
 	}
 	for i, server := range servers {
-		idle := time.After(5 * time.Second)
+		idle := time.After(patience)
 		for len(server.Requests()) > 0 {
 			select {
 			case <-idle:

@@ -3,6 +3,7 @@ package activities
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/google/uuid"
 	"pgregory.net/rapid"
@@ -111,7 +112,7 @@ func (w *world) run() workflows.TurnReply {
 			w.heard = pu.progress()
 			w.store.Close()
 			kill()
-			<-answered
+			came(w.t, "the lost worker's end", answered)
 			w.process()
 		case got := <-answered:
 			kill()
@@ -125,6 +126,9 @@ func (w *world) run() workflows.TurnReply {
 				w.process()
 				w.forgot = true
 			}
+		case <-time.After(patience):
+			kill()
+			w.t.Fatalf("the turn neither hangs nor ends")
 		}
 	}
 }

@@ -84,11 +84,11 @@ func (f *fixture) lost(e *engines, p Router, id uuid.UUID, durable int, pu *puls
 		reply, err := a.turn(ctx, id, 0, pu)
 		answered <- answer{reply, err}
 	}()
-	<-e.hung
+	came(f.t, "the call that hangs", e.hung)
 	f.eventually(func() bool { return f.durable(id) >= durable })
 	return func() (workflows.TurnReply, error) {
 		close(e.release)
-		got := <-answered
+		got := came(f.t, "the lost worker's answer", answered)
 		return got.reply, got.err
 	}
 }
@@ -103,7 +103,7 @@ func (f *fixture) eventually(holds func() bool) {
 	f.t.Helper()
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
-	deadline := time.After(20 * time.Second)
+	deadline := time.After(patience)
 	for !holds() {
 		select {
 		case <-ticker.C:
@@ -358,11 +358,16 @@ func TestEndedSessionLeavesNoCheckpoints(t *testing.T) {
 	a := f.worker(e, &placements{}, testCheckpointTokens)
 	id := f.session(single(100))
 	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
 	go func() {
-		<-e.hung
-		cancel()
+		_, err := a.turn(ctx, id, 0, &pulse{})
+		ended <- err
 	}()
-	if _, err := a.turn(ctx, id, 0, &pulse{}); !errors.Is(err, context.Canceled) {
+	came(t, "the call that hangs", e.hung)
+	// Nothing is being written any more, which the database could take in behind the rest.
+	f.eventually(func() bool { return f.durable(id) >= testCheckpointTokens })
+	cancel()
+	if err := came(t, "the cancelled turn", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled turn: %v", err)
 	}
 	if saved := f.durable(id); saved != testCheckpointTokens+5 {

@@ -172,7 +172,7 @@ func (a *Activities) commit(ctx context.Context, commit store.TurnCommit) (alrea
 		if ctx.Err() != nil {
 			// This worker must stop, and the turn is whole: nobody should have to
 			// generate its end again.
-			parting, cancel := context.WithTimeout(context.WithoutCancel(ctx), partingPatience)
+			parting, cancel := context.WithTimeout(context.WithoutCancel(ctx), a.partingPatience)
 			defer cancel()
 			return a.cfg.Store.CommitTurn(parting, commit)
 		}
