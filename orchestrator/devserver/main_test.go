@@ -3,6 +3,7 @@ package devserver
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -97,15 +98,15 @@ func stopPostgres(t testing.TB, postgres *Postgres) {
 
 // waitUntilGone waits for a process that is not our child to end. A zombie that
 // nobody has collected yet has ended.
-func waitUntilGone(t testing.TB, pid int, limit time.Duration) {
+func waitUntilGone(t testing.TB, pid int) {
 	t.Helper()
-	deadline := time.After(limit)
+	deadline := time.After(patience)
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for processRuns(pid) {
 		select {
 		case <-deadline:
-			t.Fatalf("process %d still runs after %s", pid, limit)
+			t.Fatalf("process %d still runs after %s", pid, patience)
 		case <-tick.C:
 		}
 	}
@@ -120,9 +121,25 @@ func processRuns(pid int) bool {
 	return !strings.HasPrefix(afterName, "Z")
 }
 
+// kill kills a process. One that ended just before, with others that were killed, has
+// what was wanted.
 func kill(t testing.TB, pid int) {
 	t.Helper()
-	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil && !errors.Is(err, syscall.ESRCH) {
 		t.Fatal(err)
 	}
+}
+
+// patience bounds waits for what comes soon where all is well, on a busy machine too.
+const patience = time.Minute
+
+// receive waits for what a channel yields, or for its end.
+func receive[T any](t testing.TB, what string, from <-chan T) (value T, open bool) {
+	t.Helper()
+	select {
+	case value, open = <-from:
+	case <-time.After(patience):
+		t.Fatalf("waited in vain for %s", what)
+	}
+	return value, open
 }
