@@ -411,11 +411,7 @@ func TestConnectionThatBreaksOff(t *testing.T) {
 	rows := s.counting()
 	before := rows()
 	for path, location := range map[string]string{"/api/v1/runs/" + run.ID.String() + "/batches": "body.tasks[1]", "/api/v1/runs": "body"} {
-		conn, err := net.Dial("tcp", s.server.Addr())
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close()
+		conn := s.dial()
 		body := `{"tasks":[` + goodTask + `,{"cla`
 		fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: 127.0.0.1\r\nIdempotency-Key: k\r\nContent-Type: application/json\r\nContent-Length: 5000\r\n\r\n%s", path, body)
 		if err := conn.(*net.TCPConn).CloseWrite(); err != nil {

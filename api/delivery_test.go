@@ -194,7 +194,10 @@ type stuck struct {
 
 func (s *stuck) Write(p []byte) (int, error) {
 	s.once.Do(func() { close(s.entered) })
-	<-s.release
+	select {
+	case <-s.release:
+	case <-time.After(patience): // the test has failed
+	}
 	return s.ResponseRecorder.Write(p)
 }
 
@@ -203,11 +206,12 @@ func (s *stuck) Write(p []byte) (int, error) {
 func TestExportsHaveBounds(t *testing.T) {
 	for name, limits := range map[string]api.Limits{
 		"as many exports as are allowed": {Exports: 1},
-		"as many pages as are allowed":   {Exports: 2, Pages: 1, RequestTimeout: 2 * time.Second},
+		"as many pages as are allowed":   {Exports: 2, Pages: 1, RequestTimeout: 5 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			s := start(t, func(config *api.Config) { config.Limits = limits })
-			run, _ := s.delivered()
+			plain := start(t, nil)
+			run, _ := plain.delivered()
+			s := plain.beside(func(config *api.Config) { config.Limits = limits })
 			path := "/api/v1/runs/" + run.ID.String() + "/export?format=parquet"
 			first := &stuck{ResponseRecorder: httptest.NewRecorder(), entered: make(chan struct{}), release: make(chan struct{})}
 			done := make(chan struct{})
@@ -215,13 +219,13 @@ func TestExportsHaveBounds(t *testing.T) {
 				defer close(done)
 				s.server.Handler().ServeHTTP(first, httptest.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil))
 			}()
-			<-first.entered
+			came(t, "the first export's first bytes", first.entered)
 			response, text := s.ask(http.MethodGet, path, "", nil)
 			if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" {
 				t.Errorf("answered %d, Retry-After %q: %.200s", response.StatusCode, response.Header.Get("Retry-After"), text)
 			}
 			close(first.release)
-			<-done
+			came(t, "the first export's end", done)
 			if rows, err := parquet.Read[export.Row](bytes.NewReader(first.Body.Bytes()), int64(first.Body.Len())); err != nil || len(rows) != 3 {
 				t.Errorf("the first export holds %d rows, %v", len(rows), err)
 			}

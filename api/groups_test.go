@@ -55,19 +55,19 @@ func TestGroups(t *testing.T) {
 	if page, err := s.client.Samples(ctx, run.ID, whole); err != nil || len(page.Samples) != 0 {
 		t.Fatalf("of a group that is not whole came %+v, %v", page, err)
 	}
-	came := make(chan wire.SamplePage, 1)
+	pages := make(chan wire.SamplePage, 1)
 	go func() {
 		waiting := whole
-		waiting.Wait = 30 * time.Second
+		waiting.Wait = 55 * time.Second
 		page, err := s.client.Samples(ctx, run.ID, waiting)
 		if err != nil {
 			t.Error(err)
 		}
-		came <- page
+		pages <- page
 	}()
 	s.finish(&m[2], router.Completed)
 	s.finish(&m[3], router.Completed)
-	page := <-came
+	page := came(t, "the group", pages)
 	var ids []uuid.UUID
 	for _, sample := range page.Samples {
 		ids = append(ids, sample.ID)

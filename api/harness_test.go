@@ -30,6 +30,7 @@ type service struct {
 	url         string
 	databaseURL string
 	store       *store.Store
+	listener    *store.Listener
 	server      *api.Server
 	client      *client.Client
 	conformance *conformance
@@ -46,8 +47,17 @@ func start(t testing.TB, change func(*api.Config)) *service {
 	if err != nil {
 		t.Fatal(err)
 	}
+	s := &service{t: t, databaseURL: databaseURL, store: db, listener: listener}
+	return s.beside(change)
+}
+
+// beside starts a further server on the same store: one with limits that what the test
+// needs beforehand might not keep on a busy machine.
+func (s *service) beside(change func(*api.Config)) *service {
+	t := s.t
+	t.Helper()
 	config := api.Config{
-		Listen: "127.0.0.1:0", Store: db, Notifications: listener, Prober: engines{}, Router: pools{},
+		Listen: "127.0.0.1:0", Store: s.store, Notifications: s.listener, Prober: engines{}, Router: pools{},
 		Logger: slog.New(slog.NewTextHandler(testWriter{t}, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	}
 	if change != nil {
@@ -61,15 +71,33 @@ func start(t testing.TB, change func(*api.Config)) *service {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
 		if err := server.Stop(ctx); err != nil {
 			t.Error(err)
 		}
 	})
-	s := &service{t: t, url: "http://" + server.Addr(), databaseURL: databaseURL, store: db, server: server, conformance: newConformance(t, server.OpenAPI())}
-	s.client = s.connect(client.Config{Transport: s.conformance})
-	return s
+	made := &service{
+		t: t, url: "http://" + server.Addr(), databaseURL: s.databaseURL, store: s.store, listener: s.listener,
+		server: server, conformance: newConformance(t, server.OpenAPI()),
+	}
+	made.client = made.connect(client.Config{Transport: made.conformance})
+	return made
+}
+
+// patience bounds every wait for what comes at once unless something is wrong.
+const patience = 2 * time.Minute
+
+// came returns what comes next, and fails if that is nothing.
+func came[T any](t testing.TB, what string, from <-chan T) T {
+	t.Helper()
+	select {
+	case value := <-from:
+		return value
+	case <-time.After(patience):
+		t.Fatalf("%s: nothing came", what)
+		panic("unreachable")
+	}
 }
 
 func (s *service) connect(config client.Config) *client.Client {
@@ -243,6 +271,9 @@ func (s *service) sendRequest(request *http.Request, header ...string) (int, wir
 	for i := 0; i < len(header); i += 2 {
 		request.Header.Set(header[i], header[i+1])
 	}
+	ctx, cancel := context.WithTimeout(request.Context(), patience)
+	defer cancel()
+	request = request.WithContext(ctx)
 	response, err := s.conformance.RoundTrip(request)
 	if err != nil {
 		s.t.Fatal(err)

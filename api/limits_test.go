@@ -48,13 +48,16 @@ func (s *service) metric(name string) string {
 // TestOverload: beyond its bound a kind of request is refused with 429 while the
 // others, and health, go on; the client comes again and succeeds.
 func TestOverload(t *testing.T) {
-	entered, release := make(chan struct{}), make(chan struct{})
+	entered, release := make(chan struct{}, 1), make(chan struct{})
 	s := start(t, func(config *api.Config) {
 		config.Limits.Requests = 1
-		config.Router = describing(func(context.Context, string) (wire.RouterView, error) {
+		config.Router = describing(func(ctx context.Context, _ string) (wire.RouterView, error) {
 			entered <- struct{}{}
-			<-release
-			return wire.RouterView{}, nil
+			select {
+			case <-release:
+			case <-ctx.Done():
+			}
+			return wire.RouterView{}, ctx.Err()
 		})
 	})
 	run := s.openRun()
@@ -63,7 +66,7 @@ func TestOverload(t *testing.T) {
 		_, err := s.client.Router(context.Background(), "main")
 		first <- err
 	}()
-	<-entered
+	came(t, "the request that stays", entered)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/api/v1/runs", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -91,7 +94,7 @@ func TestOverload(t *testing.T) {
 		later <- err
 	}()
 	close(release)
-	if err := errors.Join(<-first, <-later); err != nil {
+	if err := errors.Join(came(t, "the first answer", first), came(t, "the later answer", later)); err != nil {
 		t.Error(err)
 	}
 	if refused := s.metric(`holdfast_api_requests_refused_total{kind="request"}`); refused == "" || refused == "0" {
@@ -130,9 +133,10 @@ func TestPanic(t *testing.T) {
 
 // TestSlowHandlersAndSenders: neither may hold a place for ever.
 func TestSlowHandlersAndSenders(t *testing.T) {
-	s := start(t, func(config *api.Config) {
+	plain := start(t, nil)
+	run := plain.openRun()
+	s := plain.beside(func(config *api.Config) {
 		config.Limits.RequestTimeout = time.Second
-		config.Limits.StallTimeout = 100 * time.Millisecond
 		config.Router = describing(func(ctx context.Context, _ string) (wire.RouterView, error) {
 			<-ctx.Done()
 			return wire.RouterView{}, ctx.Err()
@@ -142,12 +146,8 @@ func TestSlowHandlersAndSenders(t *testing.T) {
 	if status != http.StatusServiceUnavailable || problem.Type != "urn:holdfast:problem:timeout" {
 		t.Errorf("answered %d: %s", status, text)
 	}
-	run := s.openRun()
-	conn, err := net.Dial("tcp", s.server.Addr())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Close()
+	s = plain.beside(func(config *api.Config) { config.Limits.StallTimeout = 100 * time.Millisecond })
+	conn := s.dial()
 	fmt.Fprintf(conn, "POST /api/v1/runs/%s/batches HTTP/1.1\r\nHost: 127.0.0.1\r\nIdempotency-Key: k\r\nContent-Length: 5000\r\n\r\n{\"tasks\":[", run.ID)
 	answer, err := io.ReadAll(conn)
 	if err != nil {
@@ -156,6 +156,20 @@ func TestSlowHandlersAndSenders(t *testing.T) {
 	if !strings.HasPrefix(string(answer), "HTTP/1.1 408 ") || !strings.Contains(string(answer), "body-timeout") {
 		t.Errorf("a sender that stopped is answered: %s", answer)
 	}
+}
+
+// dial opens a connection on which nothing is waited for without a limit.
+func (s *service) dial() net.Conn {
+	s.t.Helper()
+	conn, err := net.DialTimeout("tcp", s.server.Addr(), patience)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { conn.Close() })
+	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+		s.t.Fatal(err)
+	}
+	return conn
 }
 
 // TestRoles goes through who may do what.

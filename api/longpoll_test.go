@@ -63,12 +63,12 @@ func TestLongPollWakesForASample(t *testing.T) {
 	run := s.openRun()
 	sessions := s.submit(run.ID, "k", 2)
 	answered := s.poll(run.ID, client.SamplesQuery{Consumer: "trainer", Wait: time.Minute, Statuses: []string{"completed"}})
-	<-w.asked
+	came(t, "a wish to be woken", w.asked)
 	// One that is not asked for wakes the poll as well, which then waits on.
 	s.finish(&sessions[0], router.Failed)
-	<-w.asked
+	came(t, "a wish to be woken", w.asked)
 	s.finish(&sessions[1], router.Completed)
-	got := <-answered
+	got := came(t, "the poll's answer", answered)
 	if got.err != nil || len(got.page.Samples) != 1 || got.page.Samples[0].ID != sessions[1].ID {
 		t.Fatalf("%+v", got)
 	}
@@ -83,12 +83,14 @@ func TestLongPollMissesNothing(t *testing.T) {
 	run := s.openRun()
 	const n = 40
 	sessions := s.submit(run.ID, "k", n)
+	done := make(chan struct{})
 	go func() {
+		defer close(done)
 		for i := range sessions {
 			s.finish(&sessions[i], router.Completed)
 		}
 	}()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	reader := s.client.Read(run.ID, client.SamplesQuery{Consumer: "trainer", Limit: 3, Wait: time.Minute})
 	seen := map[uuid.UUID]bool{}
@@ -102,6 +104,8 @@ func TestLongPollMissesNothing(t *testing.T) {
 		}
 		seen[sample.ID] = true
 	}
+	// The last sample may come before who ended its session hears of it.
+	came(t, "the end of the last session", done)
 	if asked := w.count.Load(); asked > 3*n {
 		t.Errorf("for %d samples the polls asked to be woken %d times", n, asked)
 	}
@@ -128,15 +132,15 @@ func TestStopAnswersLongPolls(t *testing.T) {
 	s, w := startWatched(t)
 	run := s.openRun()
 	answered := s.poll(run.ID, client.SamplesQuery{Wait: time.Minute})
-	<-w.asked
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	came(t, "a wish to be woken", w.asked)
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 	defer cancel()
 	if err := s.server.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	got := <-answered
+	got := came(t, "the poll's answer", answered)
 	if got.err != nil || len(got.page.Samples) != 0 || got.page.Next == "" {
 		t.Errorf("%+v", got)
 	}
-	<-s.server.Served()
+	came(t, "the end of the server", s.server.Served())
 }

@@ -1,10 +1,15 @@
 package api_test
 
 import (
+	"net/http"
 	"os"
 	"testing"
 
 	"holdfast/store/storetest"
 )
 
-func TestMain(m *testing.M) { os.Exit(storetest.Main(m)) }
+func TestMain(m *testing.M) {
+	// For the raw requests of tests: a server that hangs fails them, and not the package.
+	http.DefaultClient.Timeout = patience
+	os.Exit(storetest.Main(m))
+}

@@ -218,8 +218,13 @@ func TestTasksThatFail(t *testing.T) {
 	if !errors.Is(err, broken) {
 		t.Error(err)
 	}
-	if err := <-read; err == nil {
-		t.Error("the service took the body for whole")
+	select {
+	case err := <-read:
+		if err == nil {
+			t.Error("the service took the body for whole")
+		}
+	case <-time.After(time.Minute):
+		t.Error("the service was sent nothing")
 	}
 	if n := asked.Load(); n != 1 {
 		t.Errorf("sent %d times", n)

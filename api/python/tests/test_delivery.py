@@ -19,7 +19,7 @@ class DeliveryTest(ServiceCase):
     def test_submit_iterate_acknowledge(self) -> None:
         batch = self.run_.submit(service.tasks(6, group_size=2), key="step-1")
         self.assertEqual((batch.tasks, batch.sessions, batch.replayed, batch.idempotency_key), (6, 12, False, "step-1"))
-        stream = self.run_.samples(timeout=60, limit=5)
+        stream = self.run_.samples(timeout=300, limit=5)
         samples = take(12, stream)
         self.assertEqual([one.seq for one in samples], list(range(1, 13)))
         self.assertEqual(len({one.id for one in samples}), 12)
@@ -52,11 +52,11 @@ class DeliveryTest(ServiceCase):
 
     def test_a_crash_between_receiving_and_acknowledging(self) -> None:
         self.run_.submit(service.tasks(10))
-        stream = self.run_.samples(timeout=60, limit=4)
+        stream = self.run_.samples(timeout=300, limit=4)
         received = [next(stream) for _ in range(7)]
         self.run_.ack(received[3].cursor)
         # The trainer dies here: samples 5 to 7 were received and not acknowledged.
-        again = self.another().samples(timeout=60)
+        again = self.another().samples(timeout=300)
         rest = [next(again) for _ in range(6)]
         self.assertEqual([one.id for one in rest[:3]], [one.id for one in received[4:]])
         self.assertEqual([one.seq for one in rest], list(range(5, 11)))
@@ -70,13 +70,13 @@ class DeliveryTest(ServiceCase):
         sizes = {"x": 3, "y": 2, "z": 1}
         tasks = [dataclasses.replace(one, id=f"{name}{one.id}", group_size=size) for name, size in sizes.items() for one in service.tasks(4)]
         self.run_.submit(tasks)
-        groups = self.run_.groups(timeout=60, limit=3)
+        groups = self.run_.groups(timeout=300, limit=3)
         taken = [next(groups) for _ in range(5)]
         cursor = groups.cursor
         durable = [group.task for group in taken]
         groups.ack()
         taken_too_late = next(groups)  # received, but the trainer dies before it is durable
-        again = self.another().groups(after=cursor, timeout=60)
+        again = self.another().groups(after=cursor, timeout=300)
         rest = [next(again) for _ in range(7)]
         self.assertIn(taken_too_late.task, {group.task for group in rest})
         self.assertEqual(sorted(durable + [group.task for group in rest]), sorted({*durable, *(group.task for group in rest)}), "none twice")
@@ -94,7 +94,7 @@ class DeliveryTest(ServiceCase):
         self.assertEqual(len(list(self.run_.groups(consumer="", timeout=0))), 12, "without a consumer all can be read")
 
     def test_groups_that_were_refilled_and_that_are_partial(self) -> None:
-        ended = self.run_.samples(consumer="", timeout=60, encoding="none")
+        ended = self.run_.samples(consumer="", timeout=300, encoding="none")
         for policy, statuses, outcome in (
             ("refill", ["completed", "failed", "completed"], "complete"), ("partial", ["completed", "failed"], "partial"),
         ):
@@ -103,7 +103,7 @@ class DeliveryTest(ServiceCase):
                 self.assertEqual(self.run_.put_contract(contract).group_policy, policy)
                 task = holdfast.Task("agent", [1, 2], {"max_tokens": 4}, id=policy, group_size=2, environment={"kind": "external"})
                 batch = self.run_.submit([task])
-                groups = self.run_.groups(timeout=60)
+                groups = self.run_.groups(timeout=300)
                 # The harness ends each member in its turn; a failed one may bring forth another.
                 for number, status in enumerate(statuses):
                     (member,) = (one for one in self.run_.sessions(batch=batch.id) if one.member == number)
@@ -122,13 +122,13 @@ class DeliveryTest(ServiceCase):
 
     def test_places_to_begin_at_and_one_batch(self) -> None:
         first = self.run_.submit(service.tasks(3))
-        begun = take(3, self.run_.samples(timeout=60, encoding="none"))
+        begun = take(3, self.run_.samples(timeout=300, encoding="none"))
         late = self.run_.samples(consumer="late", start="now", timeout=0, encoding="none")
         self.assertEqual(list(late), [], "what is there already is not its to read")
         second = self.run_.submit(service.tasks(2))
-        self.assertEqual({one.batch for one in take(2, self.run_.samples(batch=second.id, timeout=60, encoding="none"))}, {second.id})
+        self.assertEqual({one.batch for one in take(2, self.run_.samples(batch=second.id, timeout=300, encoding="none"))}, {second.id})
         self.assertEqual([one.id for one in self.run_.samples(batch=first.id, timeout=0, encoding="none")], [one.id for one in begun])
-        self.assertEqual({one.batch for one in take(2, self.run_.samples(consumer="late", start="beginning", timeout=60))}, {second.id})
+        self.assertEqual({one.batch for one in take(2, self.run_.samples(consumer="late", start="beginning", timeout=300))}, {second.id})
         self.assertEqual({one.consumer: one.start_seq for one in self.run_.consumers()}, {"trainer": 0, "late": 3})
         with self.assertRaises(holdfast.InvalidRequestError):
             next(self.run_.samples(consumer="trainer", batch=first.id))
@@ -140,9 +140,9 @@ class DeliveryTest(ServiceCase):
 
     def test_packed_equals_json(self) -> None:
         self.run_.submit(service.tasks(3, group_size=2))
-        take(6, self.run_.samples(timeout=60))  # only then are the groups whole, which their samples tell
-        packed = take(6, self.run_.samples(timeout=60))
-        plain = take(6, self.run_.samples(timeout=60, encoding="json"))
+        take(6, self.run_.samples(timeout=300))  # only then are the groups whole, which their samples tell
+        packed = take(6, self.run_.samples(timeout=300))
+        plain = take(6, self.run_.samples(timeout=300, encoding="json"))
         self.assertEqual(packed, plain)
         for one, other in zip(packed, plain):
             self.assertEqual((one.token_ids, one.loss_mask, one.logprobs), (other.token_ids, other.loss_mask, other.logprobs))
@@ -153,7 +153,7 @@ class DeliveryTest(ServiceCase):
         prompt = list(range(1, 100_001))
         tasks = [holdfast.Task("agent", prompt, {"max_tokens": 64, "ignore_eos": True}, id=str(i)) for i in range(3)]
         self.run_.submit(tasks)
-        samples = take(3, self.run_.samples(timeout=60, max_bytes=1_000_000))
+        samples = take(3, self.run_.samples(timeout=300, max_bytes=1_000_000))
         for one in samples:
             self.assertEqual((one.status, len(one.token_ids)), ("truncated", 100_064))
             self.assertEqual((list(one.token_ids[:100_000]), sum(one.loss_mask)), (prompt, 64))
@@ -163,13 +163,13 @@ class DeliveryTest(ServiceCase):
     def test_a_stream_ends_with_its_run_and_filters(self) -> None:
         self.run_.submit(service.tasks(2))
         begin = time.monotonic()
-        stream = self.run_.samples(statuses=["completed", "truncated"])
+        stream = self.run_.samples(statuses=["completed", "truncated"], timeout=300)
         first = [next(stream), next(stream)]
         self.run_.submit([holdfast.Task("rlvr", [1], {"max_tokens": 100_000}) for _ in range(3)])
         self.run_.end()
         rest = list(stream)
         self.assertEqual(rest, [], "what ended as cancelled was not asked for")
-        self.assertLess(time.monotonic() - begin, 45)
+        self.assertLess(time.monotonic() - begin, 250, "it ends with the run, and not with its own time")
         statuses = [one.status for one in self.run_.samples(consumer="", statuses=["cancelled"])]
         self.assertEqual((len(first), statuses), (2, ["cancelled"] * 3))
         with self.assertRaises(holdfast.RunEndedError):
@@ -180,7 +180,7 @@ class DeliveryTest(ServiceCase):
         found: Dict[str, List[int]] = {}
 
         def read(name: str) -> None:
-            found[name] = [one.seq for one in take(20, self.run_.samples(timeout=60, consumer=name, limit=3))]
+            found[name] = [one.seq for one in take(20, self.run_.samples(timeout=300, consumer=name, limit=3))]
 
         threads = [threading.Thread(target=read, args=(f"reader-{i}",)) for i in range(8)]
         for thread in threads:
@@ -192,11 +192,11 @@ class DeliveryTest(ServiceCase):
 
 class RestartTest(unittest.TestCase):
     def test_a_stream_goes_on_when_the_service_is_killed(self) -> None:
-        with service.client(retry=holdfast.RetryPolicy(deadline_seconds=180, max_delay_seconds=1)) as client:
+        with service.client(retry=holdfast.RetryPolicy(deadline_seconds=600, max_delay_seconds=1)) as client:
             run = service.new_run(client)
             try:
                 run.submit(service.tasks(4))
-                stream = run.samples(timeout=120)
+                stream = run.samples(timeout=600)
                 received = take(2, stream)
                 stream.ack()
                 run.submit(service.tasks(4, max_tokens=2000, prefix="long"), key="long")

@@ -83,7 +83,7 @@ class PlainLoopTest(ExampleCase):
 
         def run(steps: int) -> Dict[str, Any]:
             environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent)}
-            subprocess.run([sys.executable, str(EXAMPLES / "plain_loop.py"), str(checkpoint), str(steps)], env=environment, check=True, timeout=120, stdout=subprocess.DEVNULL)
+            subprocess.run([sys.executable, str(EXAMPLES / "plain_loop.py"), str(checkpoint), str(steps)], env=environment, check=True, timeout=600, stdout=subprocess.DEVNULL)
             state: Dict[str, Any] = json.loads(checkpoint.read_text())
             return state
 
@@ -305,8 +305,8 @@ class VerlServerManagerTest(ExampleCase):
             outputs = await worker.generate_sequences(types.SimpleNamespace(names=["tools", "broken", "tools"], meta_info={"global_steps": version}))
             with self.assertRaisesRegex(ValueError, "top_k=5"):
                 await worker.server_manager.generate("loose", prompt_ids=[1], sampling_params={"top_k": 5})
-            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=20)) as client:
-                ended = (await client.run(self.name)).samples(consumer="", timeout=60, encoding="none")
+            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=120)) as client:
+                ended = (await client.run(self.name)).samples(consumer="", timeout=300, encoding="none")
                 for _ in outputs:
                     await ended.__anext__()
             await worker.server_manager.drain()
@@ -349,7 +349,7 @@ class NeMoGymTest(ExampleCase):
                 request = urllib.request.Request(f"{self.base_url}/chat/completions", json.dumps(body).encode(), headers)
 
                 def send() -> Any:
-                    with urllib.request.urlopen(request, timeout=60) as answer:
+                    with urllib.request.urlopen(request, timeout=300) as answer:
                         return json.load(answer)
 
                 return await asyncio.get_running_loop().run_in_executor(None, send)
@@ -402,15 +402,15 @@ class NeMoGymTest(ExampleCase):
             return types.SimpleNamespace(session={"session_id": rollout}), Body([{"role": "user", "content": "What is in the box?"}, *more], self.TOOLS)
 
         async def rollouts() -> None:
-            users = module.HoldfastModel(config(ends_without_tool_calls=False, rollout_idle_seconds=1.0, return_token_id_information=True))
+            users = module.HoldfastModel(config(ends_without_tool_calls=False, rollout_idle_seconds=6.0, return_token_id_information=True))
             first = await users.chat_completions(*ask("users"))
             said = {"role": "assistant", "content": first.choices[0].message.content}
             await users.chat_completions(*ask("users", said, {"role": "user", "content": "And below it?"}))
             simple = module.HoldfastModel(config())
             await asyncio.gather(*(simple.chat_completions(*ask(f"simple-{i}")) for i in range(3)))
             await simple.chat_completions(*ask("simple-0"))
-            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=20)) as client:
-                ended = (await client.run(self.name)).samples(consumer="", timeout=60, encoding="none")
+            async with AsyncClient(retry=holdfast.RetryPolicy(deadline_seconds=120)) as client:
+                ended = (await client.run(self.name)).samples(consumer="", timeout=300, encoding="none")
                 for _ in range(5):
                     await ended.__anext__()
             for model in (users, simple):

@@ -39,7 +39,7 @@ class HarnessTest(ServiceCase):
             good.generate("rewritten", token_ids=[9, 9, 9])
         good.complete(reward=0.25, detail={"tests": 3})
         asyncio.run(self.break_asynchronously(sessions["bad"].id))
-        samples = {one.task_id: one for one in take(2, self.run_.samples(timeout=60))}
+        samples = {one.task_id: one for one in take(2, self.run_.samples(timeout=300))}
         one = samples["good"]
         self.assertEqual((one.status, one.reward, one.score_detail, list(one.token_ids)), ("completed", 0.25, {"tests": 3}, context))
         self.assertEqual([token for token, bit in zip(one.token_ids, one.loss_mask) if bit], generated)
@@ -66,7 +66,7 @@ class HarnessTest(ServiceCase):
         with self.assertRaisesRegex(holdfast.InvalidRequestError, "columns"):
             session.put_columns(holdfast.Column("short", "int32", [2], "AAAAAA=="))
         session.complete(reward=1.0)
-        sample = next(self.run_.samples(timeout=60))
+        sample = next(self.run_.samples(timeout=300))
         columns = {one.name: one for one in sample.columns}
         self.assertEqual((columns["experts"].dtype, columns["experts"].shape, columns["experts"].to_bytes()), ("int16", [6], experts.tobytes()))
         self.assertEqual((columns["scale"].shape, columns["scale"].to_bytes()), ([], b"\0\0\x80?"))
@@ -83,11 +83,11 @@ class HarnessTest(ServiceCase):
         body = {"model": "any", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 5}
         url = self.client.openai_base_url(info.id) + "/chat/completions"
         headers = {"Authorization": "Bearer " + service.TOKENS["trainer"], "Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers), timeout=300) as answer:
             said = json.load(answer)
         self.assertEqual((said["object"], said["choices"][0]["message"]["role"]), ("chat.completion", "assistant"))
         self.run_.session(info.id).complete()
-        sample = next(self.run_.samples(timeout=60))
+        sample = next(self.run_.samples(timeout=300))
         self.assertEqual((sample.status, sum(sample.loss_mask)), ("completed", said["usage"]["completion_tokens"]))
 
 

@@ -16,7 +16,7 @@ from . import service
 
 class InterfaceTest(unittest.TestCase):
     def test_every_field_is_in_the_services_own_description(self) -> None:
-        with urllib.request.urlopen(service.shared().url + "/api/v1/openapi.json") as answer:
+        with urllib.request.urlopen(service.shared().url + "/api/v1/openapi.json", timeout=300) as answer:
             schemas = json.load(answer)["components"]["schemas"]
         names = {"RunInfo": "Run", "ContractVersion": "Contract", "SessionInfo": "Session"}
         own: Set[str] = {"History", "TokenArrays", "SamplePage", "_Page"}

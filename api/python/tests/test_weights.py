@@ -22,7 +22,7 @@ class WeightsTest(ServiceCase):
         newest = self.client.weight_updates()[0]
         self.assertEqual((newest.policy_version, newest.state, newest.mode), (begin + 1, "committed", "abort"))
         self.assertEqual(self.run_.submit(service.tasks(1)).policy_version, begin + 1)
-        samples = take(3, self.run_.samples(timeout=60))
+        samples = take(3, self.run_.samples(timeout=300))
         self.assertEqual([one.usable for one in samples], [True] * 3)
         with self.assertRaisesRegex(holdfast.WeightUpdateError, "in force already"):
             with self.run_.policy_update(begin + 1):
@@ -36,7 +36,7 @@ class WeightsTest(ServiceCase):
         self.assertEqual(self.client.policy().policy_version, begin)
         self.assertEqual(self.client.weight_updates()[0].state, "cancelled")
         self.run_.submit(service.tasks(1))
-        self.assertTrue(next(self.run_.samples(timeout=60)).usable, "the engines go on")
+        self.assertTrue(next(self.run_.samples(timeout=300)).usable, "the engines go on")
 
     def test_a_crash_in_the_block_is_gone_on_from(self) -> None:
         version = self.client.policy().policy_version + 1
