@@ -22,8 +22,8 @@ import (
 )
 
 // scoredTasks are single turns from prompts of text and of messages, one for each
-// kind of scorer and some whose scorer fails. The seed makes all of a prompt's
-// outputs equal.
+// kind of scorer and some whose scorer fails. The seed makes the output of a prompt
+// the same in every batch, for a member of the same number.
 func scoredTasks(server string) []task.Spec {
 	seed := int64(7)
 	sampling := task.Sampling{MaxTokens: 200, MinTokens: 200, IgnoreEOS: true, Seed: &seed}
@@ -47,7 +47,7 @@ func scoredTasks(server string) []task.Spec {
 // that the text ends with, which a second batch asks for.
 func TestTextIsTokenisedAndScored(t *testing.T) {
 	var mu sync.Mutex
-	var shown []string
+	shown := map[string]string{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		var body struct {
 			Samples []struct {
@@ -65,7 +65,7 @@ func TestTextIsTokenisedAndScored(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, sample := range body.Samples {
-			shown = append(shown, sample.Text)
+			shown[sample.ID] = sample.Text
 			results = append(results, map[string]any{"id": sample.ID, "reward": 0.75, "detail": map[string]int{"length": len(sample.Text)}})
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{"results": results})
@@ -115,13 +115,18 @@ func TestTextIsTokenisedAndScored(t *testing.T) {
 	s.checkPrompts(ctx, t, tasks, samples)
 
 	mu.Lock()
-	texts := slices.Clone(shown)
-	mu.Unlock()
-	if len(texts) < 3 || texts[0] == "" || len(slices.Compact(texts)) != 1 {
-		t.Fatalf("the server was shown %q", texts)
+	defer mu.Unlock()
+	var first string
+	for _, sample := range samples["server"] {
+		if sample.Member == 0 {
+			first = shown[sample.ID.String()]
+		}
+	}
+	if len(shown) != 3 || first == "" {
+		t.Fatalf("the server was shown %q", shown)
 	}
 	// The toy's numbers are words of their own.
-	words := strings.Fields(texts[0])
+	words := strings.Fields(first)
 	slices.Reverse(words)
 	number := words[slices.IndexFunc(words, func(w string) bool { return strings.Trim(w, "0123456789") == "" })]
 	again := []task.Spec{tasks[0], tasks[0]}
@@ -133,7 +138,7 @@ func TestTextIsTokenisedAndScored(t *testing.T) {
 	samples = readByTask(ctx, t, reader, 2)
 	right, wrong := samples["right"][0], samples["wrong"][0]
 	if right.Reward == nil || *right.Reward != 1 || wrong.Reward == nil || *wrong.Reward != 0 {
-		t.Fatalf("the number %s of %q was scored as %+v and %+v", number, texts[0], right.Reward, wrong.Reward)
+		t.Fatalf("the number %s of %q was scored as %+v and %+v", number, first, right.Reward, wrong.Reward)
 	}
 }
 
