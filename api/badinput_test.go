@@ -302,6 +302,11 @@ func (bad *badInput) judge(t *testing.T, status int, problem *wire.Problem, text
 	if bad.offset && (len(problem.Errors) == 0 || problem.Errors[0].OffsetBytes == nil) {
 		t.Errorf("the byte is not told: %s", text)
 	}
+	for _, wrong := range problem.Errors {
+		if value, ok := wrong.Value.(string); ok && wrong.Location != "body" && strings.HasPrefix(value, "{") {
+			t.Errorf("the value of %s is that of the body: %s", wrong.Location, text)
+		}
+	}
 	if len(text) > 2000 {
 		t.Errorf("the answer repeats too much of the request: %d bytes", len(text))
 	}

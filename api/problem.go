@@ -304,10 +304,12 @@ func problemOfHuma(m *huma.ErrorModel) *problem {
 			continue
 		}
 		detail := wire.ErrorDetail{Location: found.Location, Message: explainNotJSON(found.Message), OffsetBytes: offsetIn(found)}
-		if problem, path, ok := memberIn(found.Message); ok {
+		problem, path, ofMember := memberIn(found.Message)
+		if ofMember {
 			detail.Location, detail.Message = bodyPath(path), problem
 		}
-		if kind == kindInvalidRequest {
+		// What huma has beside a memberError is the whole body.
+		if kind == kindInvalidRequest && !ofMember {
 			if detail.Value = shortValue(found.Value); detail.Value != nil {
 				detail.Message += fmt.Sprintf(", is %v", detail.Value)
 			}

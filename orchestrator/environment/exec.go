@@ -170,7 +170,7 @@ func (x *execDriver) answer(ctx context.Context, stdin any) (Observation, error)
 	}
 	var answer answerDocument
 	if err := json.Unmarshal([]byte(text), &answer); err != nil {
-		return Observation{}, &failure.Error{Kind: failure.Malformed, Message: "the output is not as documented", Err: err}
+		return Observation{}, failure.NotAsDocumented("the output", err)
 	}
 	return answer.observation(x.keepBytes)
 }

@@ -165,7 +165,7 @@ func (x *execScorer) run(ctx context.Context, sample Sample) (document *resultDo
 	}
 	document = new(resultDocument)
 	if err := json.Unmarshal([]byte(answer), document); err != nil {
-		return nil, &failure.Error{Kind: failure.Malformed, Message: "the output is not as documented", Err: err}
+		return nil, failure.NotAsDocumented("the output", err)
 	}
 	return document, nil
 }

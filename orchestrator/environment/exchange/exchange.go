@@ -153,9 +153,7 @@ func (p *Poster) post(ctx context.Context, url string, body []byte, answer any) 
 		return false, nil
 	}
 	if err := json.Unmarshal(raw, answer); err != nil {
-		malformed := failure.New(failure.Malformed, "", err)
-		malformed.Message = "the answer is not as documented"
-		return false, malformed
+		return false, failure.NotAsDocumented("the answer", err)
 	}
 	return false, nil
 }

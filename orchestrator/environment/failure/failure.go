@@ -8,7 +8,9 @@
 package failure
 
 import (
+	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 )
@@ -107,6 +109,20 @@ func New(kind Kind, doing string, err error) *Error {
 // Newf returns an error of a kind whose message is put together like fmt.Sprintf.
 func Newf(kind Kind, doing, format string, args ...any) *Error {
 	return &Error{Kind: kind, Doing: doing, Message: fmt.Sprintf(format, args...)}
+}
+
+// NotAsDocumented returns the error of what another side wrote and encoding/json could
+// not read, in words for its author: the place in the document, and no type of Go's.
+func NotAsDocumented(what string, err error) *Error {
+	var misfit *json.UnmarshalTypeError
+	if errors.As(err, &misfit) {
+		place, article := cmp.Or(misfit.Field, "the document"), "a"
+		if misfit.Value == "array" || misfit.Value == "object" {
+			article = "an"
+		}
+		return &Error{Kind: Malformed, Message: fmt.Sprintf("%s is not as documented: %s cannot be %s %s", what, place, article, misfit.Value)}
+	}
+	return &Error{Kind: Malformed, Message: what + " is not as documented", Err: err}
 }
 
 // Within gives err what was being done when it has no such words yet, and turns

@@ -2,6 +2,7 @@ package failure
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -48,5 +49,24 @@ func TestWithin(t *testing.T) {
 	}
 	if _, ok := KindOf(errors.New("plain")); ok {
 		t.Error("a plain error has a kind")
+	}
+}
+
+func TestNotAsDocumentedSpeaksOfTheDocument(t *testing.T) {
+	for raw, text := range map[string]string{
+		`{"results":[{"reward":"1"}]}`:   "malformed: the answer is not as documented: results.reward cannot be a string",
+		`{"results":[{"reward":1e999}]}`: "malformed: the answer is not as documented: results.reward cannot be a number 1e999",
+		`[]`:                             "malformed: the answer is not as documented: the document cannot be an array",
+		`{`:                              "malformed: the answer is not as documented: unexpected end of JSON input",
+	} {
+		var document struct {
+			Results []struct {
+				Reward float64 `json:"reward"`
+			} `json:"results"`
+		}
+		err := NotAsDocumented("the answer", json.Unmarshal([]byte(raw), &document))
+		if err.Kind != Malformed || err.Error() != text {
+			t.Errorf("%s: %q, want %q", raw, err, text)
+		}
 	}
 }
