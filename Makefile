@@ -41,7 +41,7 @@ demo-trainer: build postgres ## A Python trainer through six steps, while it and
 
 .PHONY: test
 test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
-	$(GO) test -timeout 20m ./...
+	$(GO) test -timeout 30m ./...
 	cd orchestrator/temporaldev && $(GO) vet ./... && $(GO) test ./...
 
 # Built once, outside the tree: a real inference server with its own C++ parts. Later
@@ -49,21 +49,25 @@ test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Te
 OLLAMA_VERSION := v0.9.0
 ENGINE_BIN := $(if $(XDG_CACHE_HOME),$(XDG_CACHE_HOME),$(HOME)/.cache)/holdfast/ollama-$(OLLAMA_VERSION)/ollama
 
+# It comes into its place at once, as another checkout may look for it meanwhile.
 $(ENGINE_BIN):
 	@echo "building the inference server for tests (about 4 minutes on 2 cores)"
-	GOBIN=$(dir $(ENGINE_BIN)) CGO_ENABLED=1 GOFLAGS=-p=1 nice $(GO) install github.com/ollama/ollama@$(OLLAMA_VERSION)
+	@mkdir -p $(dir $@)
+	new=$$(mktemp -d $(dir $@)new.XXXXXX) && \
+	GOBIN=$$new CGO_ENABLED=1 GOFLAGS=-p=1 nice $(GO) install github.com/ollama/ollama@$(OLLAMA_VERSION) && \
+	mv $$new/ollama $@ && rmdir $$new
 
 .PHONY: test-engine
 test-engine: $(ENGINE_BIN) $(BIN)/holdfast-temporal postgres ## The service in front of a real inference server with a tiny model
-	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 10m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
+	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 20m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
 
 .PHONY: test-python
 test-python: build postgres ## Run the Python client's tests against a real service
-	cd api/python && $(PYTHON) -m unittest discover -t . -s tests
+	cd api/python && timeout --signal INT --kill-after 5m 30m $(PYTHON) -m unittest discover -t . -s tests
 
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
-	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./orchestrator/kvevents ./orchestrator/weights ./orchestrator/environment/... ./workflows/... ./store ./api
+	$(GO) test -race -timeout 30m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./orchestrator/kvevents ./orchestrator/weights ./orchestrator/environment/... ./workflows/... ./store ./api
 
 # Every decoder of what engines and models send.
 FUZZ_SECONDS := 60
@@ -72,9 +76,9 @@ FUZZ_PACKAGES := ./orchestrator/kvevents ./orchestrator/engine ./orchestrator/en
 .PHONY: fuzz
 fuzz: ## Fuzz every decoder for FUZZ_SECONDS each
 	@for package in $(FUZZ_PACKAGES); do \
-		for target in $$($(GO) test -list '^Fuzz' $$package | grep '^Fuzz'); do \
-			echo "$$package $$target"; \
-			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZ_SECONDS)s -fuzzminimizetime 20x $$package || exit 1; \
+		targets=$$($(GO) test -list '^Fuzz' $$package) || exit 1; \
+		for target in $$(grep '^Fuzz' <<<"$$targets"); do \
+			GO=$(GO) deploy/fuzz.sh $$package $$target $(FUZZ_SECONDS) || exit 1; \
 		done; \
 	done
 

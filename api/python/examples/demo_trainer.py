@@ -12,8 +12,10 @@ import ctypes
 import json
 import os
 import queue
+import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,8 +34,8 @@ from trainer_tasks import GROUP_SIZE  # noqa: E402
 BOUND = trainer.CONTRACT.staleness_bound
 DIES_BEFORE_SAVE, DIES_AFTER_SAVE, SERVICE_DIES = 1, 2, 3  # in which step
 SESSIONS_TO_KILL = 8
-LIMIT_SECONDS = 300.0  # of any one wait
-ENDING_SECONDS = 20.0
+LIMIT_SECONDS = 600.0  # of any one wait
+ENDING_SECONDS = 60.0
 
 
 class Mortal(trainer.Trainer):
@@ -78,10 +80,10 @@ def start(command, **options):
 
 
 class Service:
-    """`holdfast dev` on a free port, which it keeps over a crash."""
+    """`holdfast dev` on a port that it keeps over a crash."""
 
     def __init__(self, binary, directory):
-        self.directory, self.binary, self.listen, self.process = directory, binary, "127.0.0.1:0", None
+        self.directory, self.binary, self.listen, self.process = directory, binary, f"127.0.0.1:{lasting_port()}", None
         self.log = (directory / "holdfast.log").open("w")
 
     def start(self):
@@ -94,7 +96,6 @@ class Service:
         self.url = lines.get(timeout=LIMIT_SECONDS)
         if self.url is None:
             raise RuntimeError(f"holdfast dev ended before it served; see {self.log.name}")
-        self.listen = self.url.split("//")[1]
 
     def _read(self, process, lines):
         with process.stdout as output:
@@ -120,6 +121,19 @@ class Service:
                 self.process.wait(timeout=ENDING_SECONDS)
             except subprocess.TimeoutExpired:
                 self.crash()
+
+
+def lasting_port():
+    """A free port that the system gives to nobody of itself, so that it is still free after a crash."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(10_000, lowest if lowest > 11_000 else 20_000), 100):
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise RuntimeError("no port is free")
 
 
 def descendants(root):
