@@ -79,9 +79,9 @@ func startEnvironmentRig(t *testing.T) *environmentRig {
 }
 
 func (r *environmentRig) httpEnvironment(server *serverProcess, way string) task.Environment {
-	timeoutSeconds := 30.0
+	timeoutSeconds := 60.0
 	if way == "hang" {
-		timeoutSeconds = 5
+		timeoutSeconds = 15 // for the reset too, of many sessions that begin at once
 	}
 	return task.Environment{Kind: task.EnvironmentHTTP, ToolFormat: toolcall.Hermes, HTTP: &spec.HTTPServer{
 		URL: server.url + "/" + way, TimeoutSeconds: timeoutSeconds, Task: json.RawMessage(`{"house":"` + way + `"}`),
@@ -90,7 +90,7 @@ func (r *environmentRig) httpEnvironment(server *serverProcess, way string) task
 
 func (r *environmentRig) mcpProgram() task.Environment {
 	return task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.Hermes, MCP: &spec.MCPServer{
-		TimeoutSeconds: 30, Program: &spec.Program{Command: []string{r.binary}, Env: map[string]string{roleVariable: "mcp"}, Limits: spec.Limits{MemoryBytes: 1 << 40}},
+		TimeoutSeconds: 60, Program: &spec.Program{Command: []string{r.binary}, Env: map[string]string{roleVariable: "mcp"}, Limits: spec.Limits{MemoryBytes: 1 << 40}},
 	}}
 }
 
@@ -108,9 +108,9 @@ func (r *environmentRig) cases() map[string]environmentCase {
 	one := 1.0
 	quarter := 0.25
 	environment := &task.Scorer{Kind: task.ScorerEnvironment}
-	mcpHTTP := task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: r.tools.url + "/mcp", TimeoutSeconds: 30}}
+	mcpHTTP := task.Environment{Kind: task.EnvironmentMCP, ToolFormat: toolcall.OpenAI, MCP: &spec.MCPServer{URL: r.tools.url + "/mcp", TimeoutSeconds: 60}}
 	mcpHangs := r.mcpProgram()
-	mcpHangs.MCP.TimeoutSeconds = 6
+	mcpHangs.MCP.TimeoutSeconds = 20 // for its start too
 	sum := &task.Scorer{Kind: task.ScorerNumericMatch, Target: "42"}
 	push := hermes("push", "{}")
 	return map[string]environmentCase{
@@ -124,7 +124,7 @@ func (r *environmentRig) cases() map[string]environmentCase {
 		"http dies":    {environment: r.httpEnvironment(r.mortal, "die"), scorer: environment, status: "failed", problem: "unreachable", turns: 1, lines: simulated.Script{{Say: push}}},
 		"turn limit": {environment: r.httpEnvironment(r.doors, "blue"), limits: task.Limits{MaxTurns: 1}, scorer: environment, status: "truncated", reward: &quarter, turns: 1,
 			lines: simulated.Script{{Say: push}}},
-		"time limit": {environment: execEnvironment(spec.Limits{}), limits: task.Limits{MaxRunSeconds: 10}, scorer: environment, status: "truncated", turns: 1,
+		"time limit": {environment: execEnvironment(spec.Limits{}), limits: task.Limits{MaxRunSeconds: 20}, scorer: environment, status: "truncated", turns: 1,
 			lines: simulated.Script{{Say: hermes("sh", `{"script":"sleep 1000"}`)}}},
 		"mcp program": {environment: r.mcpProgram(), scorer: sum, status: "completed", reward: &one, turns: 2,
 			lines: simulated.Script{{Say: hermes("add", `{"a":2,"b":40}`)}, {After: "the sum is 42", Say: "It makes 42."}}},
@@ -351,6 +351,6 @@ func (r *environmentRig) nothingLeft(t *testing.T) {
 		if n := server.ask(t, "/open"); n != 0 {
 			t.Errorf("%d episodes or sessions are open at %s", n, server.url)
 		}
-		eventually(t, 5*time.Second, "the connections to "+server.url+" are closed", func() bool { return server.ask(t, "/connections") == 0 })
+		eventually(t, patience, "the connections to "+server.url+" are closed", func() bool { return server.ask(t, "/connections") == 0 })
 	}
 }

@@ -234,6 +234,8 @@ func startServer(t *testing.T, binary, role string) *serverProcess {
 		_ = p.cmd.Process.Kill()
 		_ = p.cmd.Wait()
 	})
+	// One that says nothing is killed, which ends the wait for its word.
+	defer time.AfterFunc(patience, func() { _ = p.cmd.Process.Kill() }).Stop()
 	line, err := bufio.NewReader(stdout).ReadString('\n')
 	if err != nil {
 		t.Fatal(err)

@@ -128,6 +128,7 @@ func TestHarnessStreamTellsOfTheHoldAndSendsTokensAsTheyCome(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	_, sessions := s.openHarnessed(ctx, t, 1)
+	s.slow(t, 20) // so that it comes in pieces on a busy machine too
 	body, err := json.Marshal(wire.NewTurn{RequestID: "a", MaxTokens: 2_000, MinTokens: 2_000, Stream: true})
 	if err != nil {
 		t.Fatal(err)

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"runtime"
 	"testing"
 	"time"
 
@@ -19,6 +20,7 @@ import (
 	"holdfast/migrations"
 	"holdfast/orchestrator/config"
 	"holdfast/orchestrator/devserver"
+	"holdfast/orchestrator/engine/simulated/fault"
 	"holdfast/workflows/task"
 )
 
@@ -75,8 +77,14 @@ func startInProcess(t *testing.T, engines int, adjust ...func(*config.Config)) *
 	}()
 	t.Cleanup(func() {
 		cancel()
-		if err := <-ended; err != nil {
-			t.Error(err)
+		select {
+		case err := <-ended:
+			if err != nil {
+				t.Error(err)
+			}
+		case <-time.After(2 * patience):
+			stacks := make([]byte, 1<<20)
+			t.Errorf("the service does not end:\n%s", stacks[:runtime.Stack(stacks, true)])
 		}
 		s.close()
 	})
@@ -90,6 +98,17 @@ func startInProcess(t *testing.T, engines int, adjust ...func(*config.Config)) *
 		t.Fatalf("the service ended before it served: %v", err)
 	}
 	return s
+}
+
+// slow makes the engines so many times slower than they are: whoever looks into the
+// middle of a model call must come in time, however busy the machine is. 1 is their speed.
+func (s *inProcess) slow(t *testing.T, factor float64) {
+	t.Helper()
+	for _, server := range s.engines.servers {
+		if err := server.SetFaults(fault.Settings{SlowFactor: factor}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }
 
 // submitOne opens a run and releases one replayed agent session; it returns its id.
@@ -248,7 +267,8 @@ func TestCancelStopsTheEngine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// 100,000 tokens take about three seconds of wall time at this scale.
+	// 100,000 tokens would take minutes.
+	s.slow(t, 50)
 	spec := task.Spec{Class: "rlvr", Prompt: task.Prompt{Synthetic: &task.Synthetic{Tokens: 100, Seed: 1}},
 		Environment: &task.Environment{Kind: task.EnvironmentReplay, Turns: []task.ReplayTurn{{OutputTokens: 100_000}}}}
 	if _, err := s.client.SubmitBatch(ctx, opened.ID, "one", client.NewBatch{Tasks: client.Tasks([]task.Spec{spec})}); err != nil {
@@ -265,7 +285,7 @@ func TestCancelStopsTheEngine(t *testing.T) {
 	if sample := s.await(ctx, t, opened.ID); sample.Status != "cancelled" || sample.Reward != nil {
 		t.Fatalf("sample %+v", sample)
 	}
-	eventually(t, 10*time.Second, "the engine runs nothing", func() bool { return s.engines.servers[0].Stats().Running() == 0 })
+	eventually(t, patience, "the engine runs nothing", func() bool { return s.engines.servers[0].Stats().Running() == 0 })
 	record(t, "cancelled", s.histories(ctx, t, page.Sessions[0].ID)[0])
 	s.expectSession(ctx, t, page.Sessions[0].ID, "cancelled")
 }

@@ -92,7 +92,7 @@ func cancelInMidGeneration(ctx context.Context, t *testing.T, p *process, server
 	id := page.Sessions[0].ID
 	// A model that is being loaded works too, but not for that long.
 	idle := server.CPUTicks(t)
-	enginetest.Await(t, time.Minute, "the engine to generate", func() bool { return server.CPUTicks(t) > idle+150 })
+	enginetest.Await(t, 2*time.Minute, "the engine to generate", func() bool { return server.CPUTicks(t) > idle+150 })
 	if _, err := p.client.CancelSession(ctx, id, "seen enough"); err != nil {
 		t.Fatal(err)
 	}

@@ -48,15 +48,21 @@ func TestWeightUpdateInTheMiddleOfARun(t *testing.T) {
 				return tokens
 			}
 			start := generated()
+			s.slow(t, 50)
 			eventually(t, time.Minute, "all sessions generate", func() bool {
-				running := 0
+				under := 0
 				for _, server := range s.engines.servers {
-					running += server.Stats().Running()
+					for _, request := range server.Requests() {
+						if request.Progress.OutputTokens >= 200 {
+							under++
+						}
+					}
 				}
-				return running == sessions && generated() > start+sessions*500
+				return under == sessions
 			})
 			s.weights(ctx, t, "begin", "--mode", update.Mode, "--cache", cmp.Or(update.Cache, "reset"), fmt.Sprint(update.PolicyVersion))
 			paused := generated()
+			s.slow(t, 1)
 			view, err := s.client.Router(ctx, "default")
 			if err != nil || view.Instances[0].Observability != "degraded" {
 				t.Errorf("while paused the router shows %+v, %v", view.Instances, err)
@@ -76,6 +82,8 @@ func TestWeightUpdateInTheMiddleOfARun(t *testing.T) {
 			}
 		})
 	}
+	// What follows looks into sessions that end only because they are stopped.
+	s.slow(t, 50)
 	t.Run("stale", func(t *testing.T) { s.endStale(ctx, t, run.ID, reader) })
 	t.Run("restart", func(t *testing.T) { s.restartStale(ctx, t, run.ID, reader) })
 	t.Run("deadline", func(t *testing.T) { s.passDeadline(ctx, t, run.ID, reader) })

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net"
 	"net/http"
 	"os"
@@ -57,26 +58,35 @@ type Server struct {
 }
 
 // startTimeout is for a machine that is busy with other tests.
-const startTimeout = time.Minute
+const startTimeout = 3 * time.Minute
 
 // Start runs a server with these models until the test ends.
 func Start(tb testing.TB, models ...string) *Server {
 	tb.Helper()
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		tb.Fatal(err)
-	}
-	s := &Server{address: listener.Addr().String(), home: tb.TempDir()}
+	s := &Server{address: freeAddress(tb), home: tb.TempDir()}
 	s.URL = "http://" + s.address
-	if err := listener.Close(); err != nil {
-		tb.Fatal(err)
-	}
 	s.Restart(tb)
 	tb.Cleanup(func() { s.Kill() })
 	for _, model := range models {
 		s.create(tb, model, tinygguf.Config{Seed: 1, ContextTokens: ContextTokens, Endless: model == Endless})
 	}
 	return s
+}
+
+// freeAddress is one that nobody listens at. Its port is below those that the kernel gives
+// to others' connections, so that it stays free, also while the server is down.
+func freeAddress(tb testing.TB) string {
+	tb.Helper()
+	for range 1_000 {
+		listener, err := net.Listen("tcp", fmt.Sprint("127.0.0.1:", 10_000+rand.IntN(10_000)))
+		if err != nil {
+			continue
+		}
+		defer listener.Close()
+		return listener.Addr().String()
+	}
+	tb.Fatal("no port is free")
+	return ""
 }
 
 // Restart runs the server again after Kill, with the models it had.
@@ -101,13 +111,14 @@ func (s *Server) Restart(tb testing.TB) {
 		close(gone)
 	}()
 	s.cmd, s.gone = cmd, gone
+	client := http.Client{Timeout: 15 * time.Second}
 	Await(tb, startTimeout, "the server to answer", func() bool {
 		select {
 		case <-gone:
 			tb.Fatalf("the server ended at once:\n%s", s.Output())
 		default:
 		}
-		response, err := http.Get(s.URL + "/api/version")
+		response, err := client.Get(s.URL + "/api/version")
 		if err != nil {
 			return false
 		}
@@ -198,7 +209,7 @@ func (s *Server) CPUTicks(tb testing.TB) int64 {
 func (s *Server) AwaitIdle(tb testing.TB) {
 	tb.Helper()
 	last, since := s.CPUTicks(tb), time.Now()
-	Await(tb, 20*time.Second, "the server to generate nothing", func() bool {
+	Await(tb, 2*time.Minute, "the server to generate nothing", func() bool {
 		if now := s.CPUTicks(tb); now != last {
 			last, since = now, time.Now()
 		}
