@@ -89,7 +89,7 @@ func running(t *testing.T, text string) (n int) {
 // with the next service; those that lived in the old one are lost, which is a failure
 // and no reward; no process, directory or episode is left.
 func TestEnvironmentsAfterCancelAndCrash(t *testing.T) {
-	ctx := within(t, 6*time.Minute)
+	ctx := within(t, 10*time.Minute)
 	g := &gate{opened: make(chan struct{}), open: map[string]bool{}}
 	server := httptest.NewServer(g)
 	t.Cleanup(server.Close) // after the service has been killed, which may wait for a step

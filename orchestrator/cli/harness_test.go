@@ -52,7 +52,7 @@ func (s *inProcess) openHarnessed(ctx context.Context, t *testing.T, n int) (run
 
 func TestHarnessRunsItsLoopThroughTheAPI(t *testing.T) {
 	s := startInProcess(t, 2)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	run, sessions := s.openHarnessed(ctx, t, 3)
 
@@ -125,7 +125,7 @@ func isStatus(err error, status int) bool {
 
 func TestHarnessStreamTellsOfTheHoldAndSendsTokensAsTheyCome(t *testing.T) {
 	s := startInProcess(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	_, sessions := s.openHarnessed(ctx, t, 1)
 	s.slow(t, 20) // so that it comes in pieces on a busy machine too

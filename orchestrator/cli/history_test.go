@@ -191,7 +191,7 @@ func record(t *testing.T, name string, h *history.History) {
 // TestHoldCostsFewEvents holds a session until an engine appears, and counts what
 // the hold cost its history.
 func TestHoldCostsFewEvents(t *testing.T) {
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, 4*time.Minute)
 	s := startInProcess(t, 1)
 	run, session := s.submitOne(ctx, t, 2)
 	eventually(t, time.Minute, "the session is held", func() bool {
@@ -258,7 +258,7 @@ func TestFourHundredTurnsContinueAsNew(t *testing.T) {
 
 // TestCancelStopsTheEngine cancels a session in the middle of a model call.
 func TestCancelStopsTheEngine(t *testing.T) {
-	ctx := within(t, 2*time.Minute)
+	ctx := within(t, 4*time.Minute)
 	s := startInProcess(t, 1)
 	if err := s.engines.register(ctx, s.store, "default"); err != nil {
 		t.Fatal(err)

@@ -57,7 +57,7 @@ func balanced(t *testing.T, b wire.Backlog) {
 // TestKilledProcessTreeLosesNothing kills everything with SIGKILL in the middle of
 // a run, twice, and expects every session to end exactly once.
 func TestKilledProcessTreeLosesNothing(t *testing.T) {
-	ctx := within(t, 6*time.Minute)
+	ctx := within(t, 10*time.Minute)
 	args := []string{"dev", "--listen", "127.0.0.1:0", "--data-dir", openDir(t), "--engines", "2",
 		"--engine-capacity-tokens", "24000", "--time-scale", "20", "--lease-ttl", "4s", "--log-level", "error"}
 	p := startHoldfast(t, args...)

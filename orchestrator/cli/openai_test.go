@@ -241,7 +241,7 @@ var adderScript = simulated.Script{
 // is what the engine was given and generated, token by token.
 func TestHarnessThroughOpenAIsOwnClient(t *testing.T) {
 	s := startInProcess(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	if err := s.engines.servers[0].SetScript(adderScript); err != nil {
 		t.Fatal(err)
@@ -320,7 +320,7 @@ func checkRecorded(t *testing.T, sample *wire.Sample, recorded *recorder) {
 
 func TestOpenAIsOwnClientReadsRefusalsAndTexts(t *testing.T) {
 	s := startInProcess(t, 1)
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	run, session, c, _ := s.openAISession(ctx, t, s.engines.servers[0].URL(), "texts")
 	models, err := c.Models.List(ctx)

@@ -18,7 +18,7 @@ import (
 // whole, and far less than the first worker had generated is generated again.
 func TestKilledGenerationGoesOn(t *testing.T) {
 	const wanted, before = 9_000, 4_500
-	ctx := within(t, 4*time.Minute)
+	ctx := within(t, 6*time.Minute)
 	args := []string{"dev", "--listen", "127.0.0.1:0", "--data-dir", openDir(t), "--engines", "1", "--lease-ttl", "4s", "--log-level", "error", "--time-scale"}
 	// The first engine is slow, so that the call does not end before it is looked at.
 	p := startHoldfast(t, append(args, "8")...)

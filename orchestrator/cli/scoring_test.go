@@ -82,7 +82,7 @@ func TestTextIsTokenisedAndScored(t *testing.T) {
 		}
 		cfg.Environments = config.Environments{CommandsDir: filepath.Join(root, "commands"), AllowedHosts: []string{"127.0.0.1"}, Credentials: []string{"judge:secret"}}
 	})
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
 	if err := s.engines.register(ctx, s.store, "default"); err != nil {
 		t.Fatal(err)
