@@ -292,7 +292,7 @@ func TestOpenAIFailureAfterTheBeginning(t *testing.T) {
 		}}
 	})
 	_, text := s.ask("POST", chatPath, `{"messages":[{"role":"user","content":"x"}],"stream":true}`, nil)
-	if !strings.Contains(text, "\n\ndata: {\"error\":{\"message\":\"the session is over\"") || strings.Contains(text, "[DONE]") {
+	if !strings.Contains(text, "\n\ndata: {\"error\":{\"message\":\"the session is over: GET /api/v1/sessions/") || strings.Contains(text, "[DONE]") {
 		t.Errorf("streamed %s", text)
 	}
 }

@@ -190,7 +190,9 @@ func turnProblem(err error, session uuid.UUID) *problem {
 	switch {
 	case errors.Is(err, workflows.ErrTurnUnderWay):
 		return newProblem(http.StatusConflict, kindBusy, err.Error())
-	case errors.Is(err, workflows.ErrNotHarness), errors.Is(err, workflows.ErrSessionOver), errors.Is(err, store.ErrTurnOfOtherRequest):
+	case errors.Is(err, workflows.ErrSessionOver):
+		return newProblem(http.StatusConflict, kindConflict, fmt.Sprintf("%v: GET %s/sessions/%s tells its status and why", err, basePath, session))
+	case errors.Is(err, workflows.ErrNotHarness), errors.Is(err, store.ErrTurnOfOtherRequest):
 		return newProblem(http.StatusConflict, kindConflict, err.Error())
 	case errors.As(err, &field):
 		return invalid("body."+field.Field, field.Problem)
