@@ -8,6 +8,7 @@ import (
 	"io"
 	"iter"
 	"os"
+	"strings"
 
 	"github.com/google/uuid"
 	"github.com/spf13/cobra"
@@ -162,7 +163,8 @@ func demoRun(name, pool string) wire.NewRun {
 	}}
 }
 
-// refusal turns a 4xx answer into bad input with one line per mistake.
+// refusal turns a 4xx answer into bad input that tells every mistake once: the detail
+// has the first of them.
 func refusal(err error) error {
 	var problem *wire.Problem
 	if !errors.As(err, &problem) || problem.Status < 400 || problem.Status >= 500 {
@@ -170,7 +172,9 @@ func refusal(err error) error {
 	}
 	text := problem.Detail
 	for _, detail := range problem.Errors {
-		text += fmt.Sprintf("; %s: %s", detail.Location, detail.Message)
+		if !strings.Contains(problem.Detail, detail.Message) {
+			text += fmt.Sprintf("; %s %s", detail.Location, detail.Message)
+		}
 	}
 	return badInput(errors.New(text))
 }
