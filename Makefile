@@ -41,7 +41,7 @@ demo-trainer: build postgres ## A Python trainer through six steps, while it and
 
 .PHONY: test
 test: $(BIN)/holdfast-temporal postgres ## Run all tests (real Postgres, real Temporal)
-	$(GO) test -timeout 30m ./...
+	$(GO) test -timeout 20m ./...
 	cd orchestrator/temporaldev && $(GO) vet ./... && $(GO) test ./...
 
 # Built once, outside the tree: a real inference server with its own C++ parts. Later
@@ -59,15 +59,15 @@ $(ENGINE_BIN):
 
 .PHONY: test-engine
 test-engine: $(ENGINE_BIN) $(BIN)/holdfast-temporal postgres ## The service in front of a real inference server with a tiny model
-	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 20m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
+	REAL_ENGINE_BIN=$(ENGINE_BIN) $(GO) test -tags realengine -count 1 -timeout 10m -run RealEngine ./orchestrator/enginetest ./orchestrator/cli
 
 .PHONY: test-python
 test-python: build postgres ## Run the Python client's tests against a real service
-	cd api/python && timeout --signal INT --kill-after 5m 30m $(PYTHON) -m unittest discover -t . -s tests
+	cd api/python && timeout --signal INT --kill-after 2m 15m $(PYTHON) -m unittest discover -t . -s tests
 
 .PHONY: test-race
 test-race: $(BIN)/holdfast-temporal postgres ## The concurrent packages under the race detector
-	$(GO) test -race -timeout 30m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./orchestrator/kvevents ./orchestrator/weights ./orchestrator/environment/... ./workflows/... ./store ./api
+	$(GO) test -race -timeout 20m ./orchestrator/pool ./orchestrator/fleet ./orchestrator/engine/... ./orchestrator/service ./orchestrator/kvevents ./orchestrator/weights ./orchestrator/environment/... ./workflows/... ./store ./api
 
 # Every decoder of what engines and models send.
 FUZZ_SECONDS := 60
