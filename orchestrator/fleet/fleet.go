@@ -199,12 +199,19 @@ func (f *Fleet) Generate(ctx context.Context, instance router.InstanceID, sessio
 }
 
 // MaxContextTokens is the largest context that any instance takes, 0 while none is known.
+// An instance takes none that is larger than its whole cache, whatever it tells: the
+// router admits it nowhere, and would hold it for ever.
 func (f *Fleet) MaxContextTokens() int64 {
 	f.mu.RLock()
 	defer f.mu.RUnlock()
 	var largest int64
 	for _, m := range f.members {
-		largest = max(largest, m.described().MaxContextTokens)
+		in := m.described()
+		limit := in.MaxContextTokens
+		if cache := in.CapacityBlocks * int64(in.BlockTokens); cache > 0 {
+			limit = min(limit, cache)
+		}
+		largest = max(largest, limit)
 	}
 	return largest
 }

@@ -124,6 +124,15 @@ func TestInstanceJoinsAndItsSessionsAreSeen(t *testing.T) {
 	if joined.CapacityBlocks != 1_000 || joined.BlockTokens != 16 || w.MaxContextTokens() != 4_096 {
 		t.Fatalf("joined as %+v, context limit %d", joined, w.MaxContextTokens())
 	}
+	small := in
+	small.ID, small.CapacityBlocks = "e2", 100
+	w.registry.set(small)
+	await(t, w, "the smaller instance alone", func(e *router.InstanceLeft) bool { return e.Instance == "e1" })
+	if w.MaxContextTokens() != 1_600 {
+		t.Errorf("with a cache of 1,600 tokens the context limit is %d", w.MaxContextTokens())
+	}
+	w.registry.set(in)
+	await(t, w, "the first instance again", func(e *router.InstanceJoined) bool { return e.Instance == "e1" })
 	session := router.SessionID{1}
 	result, err := w.Generate(w.ctx, "e1", session, engine.Request{
 		RequestID: "r", SessionID: "s", Prompt: make([]int32, 100), MaxTokens: 7, MinTokens: 7, IgnoreEOS: true, WithLogprobs: true, DataParallelRank: -1,
