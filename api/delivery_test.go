@@ -22,6 +22,7 @@ import (
 	"holdfast/api/wire"
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // history has a session held, admitted at one instance, moved to another, and ended
@@ -196,7 +197,7 @@ func (s *stuck) Write(p []byte) (int, error) {
 	s.once.Do(func() { close(s.entered) })
 	select {
 	case <-s.release:
-	case <-time.After(patience): // the test has failed
+	case <-time.After(storetest.Patience): // the test has failed
 	}
 	return s.ResponseRecorder.Write(p)
 }
@@ -219,13 +220,13 @@ func TestExportsHaveBounds(t *testing.T) {
 				defer close(done)
 				s.server.Handler().ServeHTTP(first, httptest.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil))
 			}()
-			came(t, "the first export's first bytes", first.entered)
+			storetest.Came(t, "the first export's first bytes", first.entered)
 			response, text := s.ask(http.MethodGet, path, "", nil)
 			if response.StatusCode != http.StatusTooManyRequests || response.Header.Get("Retry-After") != "1" {
 				t.Errorf("answered %d, Retry-After %q: %.200s", response.StatusCode, response.Header.Get("Retry-After"), text)
 			}
 			close(first.release)
-			came(t, "the first export's end", done)
+			storetest.Came(t, "the first export's end", done)
 			if rows, err := parquet.Read[export.Row](bytes.NewReader(first.Body.Bytes()), int64(first.Body.Len())); err != nil || len(rows) != 3 {
 				t.Errorf("the first export holds %d rows, %v", len(rows), err)
 			}

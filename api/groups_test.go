@@ -11,6 +11,7 @@ import (
 	"holdfast/api/client"
 	"holdfast/api/wire"
 	"holdfast/router"
+	"holdfast/store/storetest"
 	"holdfast/workflows/task"
 )
 
@@ -67,7 +68,7 @@ func TestGroups(t *testing.T) {
 	}()
 	s.finish(&m[2], router.Completed)
 	s.finish(&m[3], router.Completed)
-	page := came(t, "the group", pages)
+	page := storetest.Came(t, "the group", pages)
 	var ids []uuid.UUID
 	for _, sample := range page.Samples {
 		ids = append(ids, sample.ID)

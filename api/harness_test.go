@@ -85,21 +85,6 @@ func (s *service) beside(change func(*api.Config)) *service {
 	return made
 }
 
-// patience bounds every wait for what comes at once unless something is wrong.
-const patience = 2 * time.Minute
-
-// came returns what comes next, and fails if that is nothing.
-func came[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case value := <-from:
-		return value
-	case <-time.After(patience):
-		t.Fatalf("%s: nothing came", what)
-		panic("unreachable")
-	}
-}
-
 func (s *service) connect(config client.Config) *client.Client {
 	s.t.Helper()
 	config.BaseURL = s.url
@@ -271,7 +256,7 @@ func (s *service) sendRequest(request *http.Request, header ...string) (int, wir
 	for i := 0; i < len(header); i += 2 {
 		request.Header.Set(header[i], header[i+1])
 	}
-	ctx, cancel := context.WithTimeout(request.Context(), patience)
+	ctx, cancel := context.WithTimeout(request.Context(), storetest.Patience)
 	defer cancel()
 	request = request.WithContext(ctx)
 	response, err := s.conformance.RoundTrip(request)

@@ -16,6 +16,7 @@ import (
 	"holdfast/api"
 	"holdfast/api/client"
 	"holdfast/api/wire"
+	"holdfast/store/storetest"
 )
 
 // describing is a router made of a function.
@@ -66,7 +67,7 @@ func TestOverload(t *testing.T) {
 		_, err := s.client.Router(context.Background(), "main")
 		first <- err
 	}()
-	came(t, "the request that stays", entered)
+	storetest.Came(t, "the request that stays", entered)
 	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/api/v1/runs", nil)
 	if err != nil {
 		t.Fatal(err)
@@ -94,7 +95,7 @@ func TestOverload(t *testing.T) {
 		later <- err
 	}()
 	close(release)
-	if err := errors.Join(came(t, "the first answer", first), came(t, "the later answer", later)); err != nil {
+	if err := errors.Join(storetest.Came(t, "the first answer", first), storetest.Came(t, "the later answer", later)); err != nil {
 		t.Error(err)
 	}
 	if refused := s.metric(`holdfast_api_requests_refused_total{kind="request"}`); refused == "" || refused == "0" {
@@ -161,12 +162,12 @@ func TestSlowHandlersAndSenders(t *testing.T) {
 // dial opens a connection on which nothing is waited for without a limit.
 func (s *service) dial() net.Conn {
 	s.t.Helper()
-	conn, err := net.DialTimeout("tcp", s.server.Addr(), patience)
+	conn, err := net.DialTimeout("tcp", s.server.Addr(), storetest.Patience)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { conn.Close() })
-	if err := conn.SetDeadline(time.Now().Add(patience)); err != nil {
+	if err := conn.SetDeadline(time.Now().Add(storetest.Patience)); err != nil {
 		s.t.Fatal(err)
 	}
 	return conn

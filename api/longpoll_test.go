@@ -13,6 +13,7 @@ import (
 	"holdfast/api/wire"
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 // watched tells when someone asks to be woken.
@@ -63,12 +64,12 @@ func TestLongPollWakesForASample(t *testing.T) {
 	run := s.openRun()
 	sessions := s.submit(run.ID, "k", 2)
 	answered := s.poll(run.ID, client.SamplesQuery{Consumer: "trainer", Wait: time.Minute, Statuses: []string{"completed"}})
-	came(t, "a wish to be woken", w.asked)
+	storetest.Came(t, "a wish to be woken", w.asked)
 	// One that is not asked for wakes the poll as well, which then waits on.
 	s.finish(&sessions[0], router.Failed)
-	came(t, "a wish to be woken", w.asked)
+	storetest.Came(t, "a wish to be woken", w.asked)
 	s.finish(&sessions[1], router.Completed)
-	got := came(t, "the poll's answer", answered)
+	got := storetest.Came(t, "the poll's answer", answered)
 	if got.err != nil || len(got.page.Samples) != 1 || got.page.Samples[0].ID != sessions[1].ID {
 		t.Fatalf("%+v", got)
 	}
@@ -105,7 +106,7 @@ func TestLongPollMissesNothing(t *testing.T) {
 		seen[sample.ID] = true
 	}
 	// The last sample may come before who ended its session hears of it.
-	came(t, "the end of the last session", done)
+	storetest.Came(t, "the end of the last session", done)
 	if asked := w.count.Load(); asked > 3*n {
 		t.Errorf("for %d samples the polls asked to be woken %d times", n, asked)
 	}
@@ -132,15 +133,15 @@ func TestStopAnswersLongPolls(t *testing.T) {
 	s, w := startWatched(t)
 	run := s.openRun()
 	answered := s.poll(run.ID, client.SamplesQuery{Wait: time.Minute})
-	came(t, "a wish to be woken", w.asked)
+	storetest.Came(t, "a wish to be woken", w.asked)
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Second)
 	defer cancel()
 	if err := s.server.Stop(ctx); err != nil {
 		t.Fatal(err)
 	}
-	got := came(t, "the poll's answer", answered)
+	got := storetest.Came(t, "the poll's answer", answered)
 	if got.err != nil || len(got.page.Samples) != 0 || got.page.Next == "" {
 		t.Errorf("%+v", got)
 	}
-	came(t, "the end of the server", s.server.Served())
+	storetest.Came(t, "the end of the server", s.server.Served())
 }

@@ -10,6 +10,6 @@ import (
 
 func TestMain(m *testing.M) {
 	// For the raw requests of tests: a server that hangs fails them, and not the package.
-	http.DefaultClient.Timeout = patience
+	http.DefaultClient.Timeout = storetest.Patience
 	os.Exit(storetest.Main(m))
 }

@@ -140,7 +140,7 @@ func TestColumnThatComesBack(t *testing.T) {
 	}
 	must(t, s.PutColumns(ctx, id, []store.Column{experts(1, 2)}))
 	must(t, s.PutColumns(ctx, id, []store.Column{experts(3, 4)}))
-	must(t, came(t, "the column that comes back", back))
+	must(t, storetest.Came(t, "the column that comes back", back))
 	f.end(id, router.Completed)
 	page, err := s.Samples(ctx, store.SampleQuery{RunID: f.run.ID, WithTokens: true})
 	must(t, err)

@@ -11,6 +11,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 func (f *fixture) kinds(id uuid.UUID) []store.EventKind {
@@ -95,8 +96,8 @@ func TestOwnershipWaitsForDecisionsUnderWay(t *testing.T) {
 	}
 	_, err = blocker.Exec(ctx, `commit`)
 	must(t, err)
-	must(t, came(t, "the decisions", recorded))
-	must(t, came(t, "the pool", acquired))
+	must(t, storetest.Came(t, "the decisions", recorded))
+	must(t, storetest.Came(t, "the pool", acquired))
 	if err := f.RecordDecisions(ctx, pool, f.epoch, []store.DecisionRecord{f.hold(id, 0, router.AtCap)}); !errors.Is(err, store.ErrFenced) {
 		t.Errorf("after the pool changed hands: %v", err)
 	}
@@ -106,7 +107,7 @@ func TestOwnershipWaitsForDecisionsUnderWay(t *testing.T) {
 func (f *fixture) waitForLockWaiters(n int) {
 	f.t.Helper()
 	conn := f.conn()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(storetest.Patience)
 	for waiting := -1; waiting < n; {
 		if time.Now().After(deadline) {
 			f.t.Fatalf("%d statements wait for a lock, want %d", waiting, n)
@@ -120,7 +121,7 @@ func (f *fixture) waitForLockWaiters(n int) {
 func (f *fixture) waitForLockOr(done <-chan struct{}) {
 	f.t.Helper()
 	conn := f.conn()
-	deadline := time.Now().Add(patience)
+	deadline := time.Now().Add(storetest.Patience)
 	for waiting := 0; waiting == 0; {
 		select {
 		case <-done:

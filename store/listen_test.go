@@ -7,29 +7,14 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
-
-// patience bounds every wait for what comes at once unless something is wrong. It is
-// long, since it costs nothing where it is not needed.
-const patience = 2 * time.Minute
-
-// came returns what comes next, and fails if that is nothing.
-func came[T any](t testing.TB, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case value := <-from:
-		return value
-	case <-time.After(patience):
-		t.Fatalf("%s: nothing came", what)
-		panic("unreachable")
-	}
-}
 
 func woken(t *testing.T, what string, ch <-chan struct{}) {
 	t.Helper()
 	select {
 	case <-ch:
-	case <-time.After(patience):
+	case <-time.After(storetest.Patience):
 		t.Fatalf("%s: nobody was woken", what)
 	}
 }

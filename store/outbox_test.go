@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"holdfast/store"
+	"holdfast/store/storetest"
 )
 
 func TestOutboxDeliversAtLeastOnce(t *testing.T) {
@@ -54,7 +55,7 @@ func TestClaimDoesNotWaitForAnotherClaimant(t *testing.T) {
 	must(t, err)
 	_, err = other.Exec(ctx, `select from outbox order by id limit 1 for update`)
 	must(t, err)
-	ctx, cancel := context.WithTimeout(ctx, patience)
+	ctx, cancel := context.WithTimeout(ctx, storetest.Patience)
 	defer cancel()
 	rows, err := f.ClaimOutbox(ctx, 10, 60)
 	if err != nil || len(rows) != 2 {

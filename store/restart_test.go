@@ -10,6 +10,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 	"holdfast/workflows/task"
 )
 
@@ -234,7 +235,7 @@ func TestCancellationInTheMiddleOfAWeightUpdate(t *testing.T) {
 	go func() { advanced <- f.AdvancePolicyVersion(ctx, pool, 1) }()
 	f.waitForLockWaiters(1)
 	must(t, trainer.Commit(ctx))
-	must(t, came(t, "the version in force", advanced))
+	must(t, storetest.Came(t, "the version in force", advanced))
 	if s := f.session(id); s.CancelReason != "enough" {
 		t.Errorf("asked to end because %q", s.CancelReason)
 	}

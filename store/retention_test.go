@@ -398,7 +398,7 @@ func TestFirstPageBesideAPruner(t *testing.T) {
 	f.waitForLockWaiters(1)
 	must(t, pruner.Commit(t.Context()))
 	var gone *store.PrunedError
-	if err := came(t, "an answer to the reader", refused); !errors.As(err, &gone) {
+	if err := storetest.Came(t, "an answer to the reader", refused); !errors.As(err, &gone) {
 		t.Fatalf("the page was given: %v", err)
 	}
 	if got := seqs(f.samples(store.SampleQuery{After: gone.First})); fmt.Sprint(got) != "[3]" {

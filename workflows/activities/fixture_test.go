@@ -44,21 +44,6 @@ type failer interface {
 	Fatalf(format string, args ...any)
 }
 
-// patience bounds every wait for what comes at once unless something is wrong.
-const patience = 2 * time.Minute
-
-// came returns what comes next, and fails if that is nothing.
-func came[T any](t failer, what string, from <-chan T) T {
-	t.Helper()
-	select {
-	case value := <-from:
-		return value
-	case <-time.After(patience):
-		t.Fatalf("%s: nothing came", what)
-		panic("unreachable")
-	}
-}
-
 func must(t failer, err error) {
 	t.Helper()
 	if err != nil {
@@ -131,7 +116,7 @@ func (f *fixture) workerOn(s *store.Store, e Engines, r Router, checkpointTokens
 		CheckpointTokens: checkpointTokens, Counters: counters, Logger: slog.New(slog.DiscardHandler),
 	})
 	must(f.t, err)
-	a.retryBase, a.partingPatience = time.Microsecond, patience
+	a.retryBase, a.partingPatience = time.Microsecond, storetest.Patience
 	return a
 }
 

@@ -12,6 +12,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 	"holdfast/workflows"
 	"holdfast/workflows/task"
 )
@@ -117,7 +118,7 @@ func TestHarnessHearsOfHoldsAndOneCallAtATimeRuns(t *testing.T) {
 		}
 		made <- turn
 	}()
-	if reason := came(t, "a hold", held); reason != router.AtCap.String() {
+	if reason := storetest.Came(t, "a hold", held); reason != router.AtCap.String() {
 		t.Errorf("held for %q", reason)
 	}
 	if _, err := a.HarnessTurn(t.Context(), id, workflows.HarnessCall{RequestID: "b"}, ignore); !errors.Is(err, workflows.ErrTurnUnderWay) {
@@ -129,7 +130,7 @@ func TestHarnessHearsOfHoldsAndOneCallAtATimeRuns(t *testing.T) {
 		t.Errorf("while a call is held: %+v, %v", reply, err)
 	}
 	close(release)
-	if turn := came(t, "the turn", made); len(turn.OutputIDs) != 4 {
+	if turn := storetest.Came(t, "the turn", made); len(turn.OutputIDs) != 4 {
 		t.Fatalf("made %+v", turn)
 	}
 }

@@ -23,6 +23,7 @@ import (
 	"holdfast/router"
 	"holdfast/router/sim/instance"
 	"holdfast/store"
+	"holdfast/store/storetest"
 	"holdfast/workflows"
 	"holdfast/workflows/task"
 )
@@ -176,7 +177,7 @@ func TestNoLedgerLeaks(t *testing.T) {
 		}
 	}
 	for i, server := range servers {
-		idle := time.After(patience)
+		idle := time.After(storetest.Patience)
 		for len(server.Requests()) > 0 {
 			select {
 			case <-idle:

@@ -112,7 +112,7 @@ func (w *world) run() workflows.TurnReply {
 			w.heard = pu.progress()
 			w.store.Close()
 			kill()
-			came(w.t, "the lost worker's end", answered)
+			storetest.Came(w.t, "the lost worker's end", answered)
 			w.process()
 		case got := <-answered:
 			kill()
@@ -126,7 +126,7 @@ func (w *world) run() workflows.TurnReply {
 				w.process()
 				w.forgot = true
 			}
-		case <-time.After(patience):
+		case <-time.After(storetest.Patience):
 			kill()
 			w.t.Fatalf("the turn neither hangs nor ends")
 		}

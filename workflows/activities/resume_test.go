@@ -14,6 +14,7 @@ import (
 
 	"holdfast/router"
 	"holdfast/store"
+	"holdfast/store/storetest"
 	"holdfast/workflows"
 )
 
@@ -84,11 +85,11 @@ func (f *fixture) lost(e *engines, p Router, id uuid.UUID, durable int, pu *puls
 		reply, err := a.turn(ctx, id, 0, pu)
 		answered <- answer{reply, err}
 	}()
-	came(f.t, "the call that hangs", e.hung)
+	storetest.Came(f.t, "the call that hangs", e.hung)
 	f.eventually(func() bool { return f.durable(id) >= durable })
 	return func() (workflows.TurnReply, error) {
 		close(e.release)
-		got := came(f.t, "the lost worker's answer", answered)
+		got := storetest.Came(f.t, "the lost worker's answer", answered)
 		return got.reply, got.err
 	}
 }
@@ -103,7 +104,7 @@ func (f *fixture) eventually(holds func() bool) {
 	f.t.Helper()
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
-	deadline := time.After(patience)
+	deadline := time.After(storetest.Patience)
 	for !holds() {
 		select {
 		case <-ticker.C:
@@ -363,11 +364,11 @@ func TestEndedSessionLeavesNoCheckpoints(t *testing.T) {
 		_, err := a.turn(ctx, id, 0, &pulse{})
 		ended <- err
 	}()
-	came(t, "the call that hangs", e.hung)
+	storetest.Came(t, "the call that hangs", e.hung)
 	// Nothing is being written any more, which the database could take in behind the rest.
 	f.eventually(func() bool { return f.durable(id) >= testCheckpointTokens })
 	cancel()
-	if err := came(t, "the cancelled turn", ended); !errors.Is(err, context.Canceled) {
+	if err := storetest.Came(t, "the cancelled turn", ended); !errors.Is(err, context.Canceled) {
 		t.Errorf("a cancelled turn: %v", err)
 	}
 	if saved := f.durable(id); saved != testCheckpointTokens+5 {

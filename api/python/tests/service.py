@@ -11,11 +11,10 @@ import atexit
 import itertools
 import os
 import queue
-import random
 import shutil
 import signal
-import socket
 import subprocess
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -24,6 +23,10 @@ from typing import Any, Dict, List, Optional
 from holdfast import Client, Contract, RetryPolicy, Run, Task
 
 ROOT = Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "api/python/examples"))
+
+from demo_trainer import lasting_port  # noqa: E402
+
 TOKENS = {role: f"{role}-0123456789abcdef" for role in ("trainer", "operator", "viewer")}
 STARTING_SECONDS = 300.0  # of a cold, busy machine
 ENDING_SECONDS = 120.0
@@ -91,19 +94,6 @@ def new_dir() -> str:
     os.chmod(path, 0o755)
     atexit.register(shutil.rmtree, path, ignore_errors=True)
     return path
-
-
-def lasting_port() -> int:
-    """A free port that the system gives to nobody of itself, so that it is still free after a crash."""
-    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    for port in random.sample(range(10_000, lowest if lowest > 11_000 else 20_000), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise RuntimeError("no port is free")
 
 
 # A run that is ended from outside ends its service too. unittest takes any other exception for the failure of one test.
