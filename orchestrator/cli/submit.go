@@ -172,8 +172,8 @@ func refusal(err error) error {
 	}
 	text := problem.Detail
 	for _, detail := range problem.Errors {
-		if !strings.Contains(problem.Detail, detail.Message) {
-			text += fmt.Sprintf("; %s %s", detail.Location, detail.Message)
+		if mistake := detail.Location + " " + detail.Message; !strings.Contains(problem.Detail, mistake) {
+			text += "; " + mistake
 		}
 	}
 	return badInput(errors.New(text))
