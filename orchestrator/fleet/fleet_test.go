@@ -124,15 +124,6 @@ func TestInstanceJoinsAndItsSessionsAreSeen(t *testing.T) {
 	if joined.CapacityBlocks != 1_000 || joined.BlockTokens != 16 || w.MaxContextTokens() != 4_096 {
 		t.Fatalf("joined as %+v, context limit %d", joined, w.MaxContextTokens())
 	}
-	small := in
-	small.ID, small.CapacityBlocks = "e2", 100
-	w.registry.set(small)
-	await(t, w, "the smaller instance alone", func(e *router.InstanceLeft) bool { return e.Instance == "e1" })
-	if w.MaxContextTokens() != 1_600 {
-		t.Errorf("with a cache of 1,600 tokens the context limit is %d", w.MaxContextTokens())
-	}
-	w.registry.set(in)
-	await(t, w, "the first instance again", func(e *router.InstanceJoined) bool { return e.Instance == "e1" })
 	session := router.SessionID{1}
 	result, err := w.Generate(w.ctx, "e1", session, engine.Request{
 		RequestID: "r", SessionID: "s", Prompt: make([]int32, 100), MaxTokens: 7, MinTokens: 7, IgnoreEOS: true, WithLogprobs: true, DataParallelRank: -1,
@@ -145,6 +136,18 @@ func TestInstanceJoinsAndItsSessionsAreSeen(t *testing.T) {
 	})
 	w.Forget(session)
 	await(t, w, "a snapshot without the session", func(e *router.Snapshot) bool { return len(e.Sessions) == 0 })
+}
+
+// TestNoContextIsLargerThanTheCache: engines may tell more.
+func TestNoContextIsLargerThanTheCache(t *testing.T) {
+	w := newWorld(t)
+	_, in := newEngine(t)
+	in.CapacityBlocks = 100
+	w.registry.set(in)
+	await(t, w, "the instance to join", func(*router.InstanceJoined) bool { return true })
+	if in.MaxContextTokens <= 1_600 || w.MaxContextTokens() != 1_600 {
+		t.Errorf("with a cache of 1,600 tokens and a stated limit of %d the limit is %d", in.MaxContextTokens, w.MaxContextTokens())
+	}
 }
 
 func TestRefusedConnectionTakesTheInstanceOutAtOnce(t *testing.T) {
