@@ -30,12 +30,20 @@ type gate struct {
 	opened chan struct{}
 	mu     sync.Mutex
 	open   map[string]bool
-	steps  int
+	// steps counts the requests for a step; asked are the steps that they were for.
+	steps int
+	asked map[gateStep]bool
+}
+
+type gateStep struct {
+	episode string
+	step    int
 }
 
 func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	var body struct {
 		EpisodeID string `json:"episode_id"`
+		Step      int    `json:"step"`
 	}
 	if err := json.NewDecoder(r.Body).Decode(&body); err != nil {
 		http.Error(w, err.Error(), http.StatusBadRequest)
@@ -49,6 +57,7 @@ func (g *gate) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		delete(g.open, body.EpisodeID)
 	case "/step":
 		g.steps++
+		g.asked[gateStep{body.EpisodeID, body.Step}] = true
 	}
 	g.mu.Unlock()
 	if r.URL.Path != "/step" {
@@ -90,7 +99,7 @@ func running(t *testing.T, text string) (n int) {
 // and no reward; no process, directory or episode is left.
 func TestEnvironmentsAfterCancelAndCrash(t *testing.T) {
 	ctx := within(t, 10*time.Minute)
-	g := &gate{opened: make(chan struct{}), open: map[string]bool{}}
+	g := &gate{opened: make(chan struct{}), open: map[string]bool{}, asked: map[gateStep]bool{}}
 	server := httptest.NewServer(g)
 	t.Cleanup(server.Close) // after the service has been killed, which may wait for a step
 	// Numbers that no other test sleeps for, nor another run of this one, tell these
@@ -153,8 +162,10 @@ func TestEnvironmentsAfterCancelAndCrash(t *testing.T) {
 	if knocked.Status != "completed" || knocked.Reward == nil || *knocked.Reward != 1 {
 		t.Errorf("the session at a server is %s with reward %v: %s", knocked.Status, knocked.Reward, knocked.Problem)
 	}
-	if open, steps := g.state(); open != 0 || steps <= asked {
-		t.Errorf("%d episodes are open after %d requests for a step, %d of them before the kill", open, steps, asked)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if len(g.open) != 0 || g.steps <= asked || len(g.asked) != 1 {
+		t.Errorf("%d episodes are open after %d requests for a step, %d of them before the kill, for %v", len(g.open), g.steps, asked, g.asked)
 	}
 	if left, err := filepath.Glob(filepath.Join(data, "*", "*", "*", "work")); err != nil || len(left) != 0 {
 		t.Errorf("directories %v are left, %v", left, err)

@@ -32,7 +32,7 @@ type recorded struct {
 
 	mu       sync.Mutex
 	episodes map[string]*trace.Session
-	closed   int
+	closed   map[string]bool
 }
 
 // tauGroups are the first n tasks of the shipped trace, each with its four trials.
@@ -79,7 +79,7 @@ func (r *recorded) ServeHTTP(w http.ResponseWriter, request *http.Request) {
 		_ = json.NewEncoder(w).Encode(map[string]any{"observation": text, "done": body.Step == len(trial.Turns), "reward": trial.Reward})
 	case "/close":
 		delete(r.episodes, body.EpisodeID)
-		r.closed++
+		r.closed[body.EpisodeID] = true
 	}
 }
 
@@ -144,7 +144,7 @@ func TestRecordedGroupsRunAsGroups(t *testing.T) {
 	ctx := within(t, 5*time.Minute)
 	const count = 6
 	names, trials := tauGroups(t, count)
-	environment := &recorded{trials: trials, episodes: map[string]*trace.Session{}}
+	environment := &recorded{trials: trials, episodes: map[string]*trace.Session{}, closed: map[string]bool{}}
 	server := httptest.NewServer(environment)
 	defer server.Close()
 	s := startGroups(t, "I look into it.")
@@ -179,8 +179,8 @@ func TestRecordedGroupsRunAsGroups(t *testing.T) {
 	}
 	environment.mu.Lock()
 	defer environment.mu.Unlock()
-	if len(environment.episodes) != 0 || environment.closed < 4*count || s.environments.Live() != 0 {
-		t.Errorf("%d episodes are open, %d were closed, %d environments live", len(environment.episodes), environment.closed, s.environments.Live())
+	if len(environment.episodes) != 0 || len(environment.closed) != 4*count || s.environments.Live() != 0 {
+		t.Errorf("%d episodes are open, %d were closed, %d environments live", len(environment.episodes), len(environment.closed), s.environments.Live())
 	}
 }
 
