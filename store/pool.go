@@ -17,6 +17,13 @@ type Pool struct {
 	Epoch int64
 }
 
+// Lease is the hold of an owner on a pool. Each renewal changes ExpiresAt.
+type Lease struct {
+	Epoch int64
+	// ExpiresAt is by the database's clock, in microseconds since the Unix epoch.
+	ExpiresAt int64
+}
+
 const (
 	ensurePoolSQL = `insert into pools (pool) values ($1) on conflict do nothing`
 
@@ -39,6 +46,9 @@ update pool_owners set expires_at = clock_timestamp() + make_interval(secs => $3
 
 	releasePoolSQL = `
 update pool_owners set expires_at = least(expires_at, clock_timestamp()) where pool = $1 and epoch = $2`
+
+	selectLeaseSQL = `
+select epoch, (extract(epoch from expires_at) * 1000000)::bigint from pool_owners where pool = $1`
 
 	selectPolicyVersionSQL = `select policy_version from pools where pool = $1`
 )
@@ -92,6 +102,13 @@ func (s *Store) ReleasePool(ctx context.Context, pool string, epoch int64) error
 		return fmt.Errorf("releasing pool %s: %w", pool, err)
 	}
 	return nil
+}
+
+// PoolLease returns the pool's lease, also one that has run out, or ErrNotFound for a
+// pool that never had an owner.
+func (s *Store) PoolLease(ctx context.Context, pool string) (lease Lease, err error) {
+	err = s.pool.QueryRow(ctx, selectLeaseSQL, pool).Scan(&lease.Epoch, &lease.ExpiresAt)
+	return lease, found(err, "reading the lease of pool", pool)
 }
 
 // Pools lists all pools by name.

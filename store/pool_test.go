@@ -40,6 +40,17 @@ func TestPoolOwnership(t *testing.T) {
 	if _, ok, _ := s.AcquirePool(ctx, pool, "c", 60); ok {
 		t.Error("a former owner released the pool of its successor")
 	}
+	lease, err := s.PoolLease(ctx, pool)
+	if err != nil || lease.Epoch != taken {
+		t.Errorf("the lease is %+v, %v", lease, err)
+	}
+	must(t, s.RenewPool(ctx, pool, taken, 120))
+	if renewed, err := s.PoolLease(ctx, pool); err != nil || renewed.Epoch != taken || renewed.ExpiresAt < lease.ExpiresAt+59_000_000 {
+		t.Errorf("the renewed lease is %+v after %+v, %v", renewed, lease, err)
+	}
+	if _, err := s.PoolLease(ctx, "never"); !errors.Is(err, store.ErrNotFound) {
+		t.Errorf("the lease of a pool that is not: %v", err)
+	}
 	pools, err := s.Pools(ctx)
 	if err != nil || len(pools) != 1 || pools[0].Owner != "b" || pools[0].Epoch != 3 {
 		t.Errorf("pools %+v, %v", pools, err)

@@ -167,6 +167,6 @@ func TestHarnessStreamTellsOfTheHoldAndSendsTokensAsTheyCome(t *testing.T) {
 		streamed = append(streamed, piece.TokenIDs...)
 	}
 	if response.Header.Get("Content-Type") != "text/event-stream" || pieces < 2 || len(turn.TokenIDs) != 2_000 || !slices.Equal(streamed, turn.TokenIDs[:len(streamed)]) {
-		t.Fatalf("%s: %d pieces of %d tokens, a turn of %d", response.Header.Get("Content-Type"), pieces, len(streamed), len(turn.TokenIDs))
+		t.Fatalf("%s %s: %d pieces of %d tokens, a turn of %d: %.300s", response.Status, response.Header.Get("Content-Type"), pieces, len(streamed), len(turn.TokenIDs), text)
 	}
 }

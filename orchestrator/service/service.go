@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
-	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -74,7 +73,7 @@ type Service struct {
 	metrics *metrics
 	tokens  *activities.Counters
 	pruned  *prometheus.CounterVec
-	owned   atomic.Pointer[owned]
+	owned   *ownership
 }
 
 // owned is what exists while this process owns the pool.
@@ -119,7 +118,7 @@ func New(cfg Config) (*Service, error) {
 	if err != nil {
 		return nil, fmt.Errorf("service: %w", err)
 	}
-	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens, pruned: pruned}
+	s := &Service{cfg: cfg, name: fmt.Sprintf("%s/%d/%s", host, os.Getpid(), uuid.NewString()[:8]), metrics: m, tokens: tokens, pruned: pruned, owned: newOwnership()}
 	for _, c := range []prometheus.Collector{newFleetMetrics(cfg.Pool, s.statuses), newWeightMetrics(cfg.Pool, s.weightStatus),
 		newPressureMetrics(cfg.Pool, cfg.Logger, func(ctx context.Context) ([]store.BackPressure, error) { return cfg.Store.BackPressures(ctx, cfg.Pool) })} {
 		if err := cfg.Registerer.Register(c); err != nil {
@@ -140,11 +139,13 @@ func (s *Service) Run(ctx context.Context) error {
 		case ok:
 			s.metrics.owner.Set(1)
 			err = s.own(ctx, epoch)
-			s.owned.Store(nil)
+			s.owned.end()
 			s.metrics.owner.Set(0)
 			if ctx.Err() == nil {
 				s.cfg.Logger.Warn("this process owns the pool no more, standing by", "pool", s.cfg.Pool, "epoch", epoch, "reason", err)
 			}
+		case err == nil:
+			s.watch(ctx)
 		}
 		timer := time.NewTimer(s.cfg.LeaseTTL / 5)
 		select {
@@ -154,6 +155,18 @@ func (s *Service) Run(ctx context.Context) error {
 		timer.Stop()
 	}
 	return nil
+}
+
+// watch looks whether the owner is alive.
+func (s *Service) watch(ctx context.Context) {
+	lease, err := s.cfg.Store.PoolLease(ctx, s.cfg.Pool)
+	if err != nil {
+		if ctx.Err() == nil {
+			s.cfg.Logger.Warn("looking at the pool's lease failed, trying again", "pool", s.cfg.Pool, "error", err)
+		}
+		return
+	}
+	s.owned.look(lease, s.cfg.LeaseTTL)
 }
 
 // own runs one term of ownership.
@@ -239,9 +252,9 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		sweep := sweeper{store: s.cfg.Store, environments: s.cfg.Environments, log: log}
 		term.Go(func() error { return sweep.run(ctx) })
 	}
-	s.owned.Store(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
+	s.owned.begin(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
 	err = term.Wait()
-	s.owned.Store(nil)
+	s.owned.end()
 	s.leaveEnvironments()
 	s.release(epoch)
 	return err
@@ -329,7 +342,7 @@ func (s *Service) work(ctx context.Context, acts *activities.Activities) error {
 
 // Owner tells whether this process owns the pool now, and under which epoch.
 func (s *Service) Owner() (epoch int64, ok bool) {
-	o := s.owned.Load()
+	o := s.owned.current()
 	if o == nil {
 		return 0, false
 	}
@@ -339,7 +352,7 @@ func (s *Service) Owner() (epoch int64, ok bool) {
 // View shows the router of this service's pool and what the fleet sees of its
 // instances, or pool.ErrNotOwner for another pool or while another process owns it.
 func (s *Service) View(ctx context.Context, name string) (View, error) {
-	o := s.owned.Load()
+	o := s.owned.current()
 	if o == nil || name != s.cfg.Pool {
 		return View{}, pool.ErrNotOwner
 	}
@@ -356,7 +369,7 @@ type View struct {
 
 // statuses is empty while this process does not own the pool.
 func (s *Service) statuses() []fleet.Status {
-	if o := s.owned.Load(); o != nil {
+	if o := s.owned.current(); o != nil {
 		return o.engines.Statuses()
 	}
 	return nil

@@ -53,7 +53,7 @@ func (s *Service) newCoordinator(epoch int64, loop weights.Router, engines weigh
 
 // weightStatus is what the coordinator is at, ok while this process owns the pool.
 func (s *Service) weightStatus() (status weights.Status, ok bool) {
-	o := s.owned.Load()
+	o := s.owned.current()
 	if o == nil {
 		return weights.Status{}, false
 	}
