@@ -20,7 +20,7 @@ const (
 func lease(n int64) store.Lease { return store.Lease{Epoch: 4, ExpiresAt: 1_000 + n} }
 
 // awaiting gives what a caller of await gets, and after how long.
-func awaiting(t *testing.T, o *ownership) (got func() (*owned, error, time.Duration)) {
+func awaiting(t *testing.T, o *ownership) (got func() (*owned, time.Duration, error)) {
 	t.Helper()
 	var (
 		mine  *owned
@@ -34,7 +34,7 @@ func awaiting(t *testing.T, o *ownership) (got func() (*owned, error, time.Durat
 		mine, err = o.await(t.Context(), patient)
 		took = time.Since(start)
 	}()
-	return func() (*owned, error, time.Duration) { <-done; return mine, err, took }
+	return func() (*owned, time.Duration, error) { <-done; return mine, took, err }
 }
 
 func TestCallersWaitForAnOwnerWhileThereIsNone(t *testing.T) {
@@ -48,14 +48,14 @@ func TestCallersWaitForAnOwnerWhileThereIsNone(t *testing.T) {
 		}
 		mine := &owned{epoch: 5}
 		o.begin(mine)
-		if served, err, took := got(); served != mine || err != nil || took != 10*time.Second {
+		if served, took, err := got(); served != mine || err != nil || took != 10*time.Second {
 			t.Fatalf("%+v, %v after %s", served, err, took)
 		}
 		o.end()
 		if o.current() != nil {
 			t.Fatal("owned after the end")
 		}
-		if served, err, took := awaiting(t, o)(); served != nil || !errors.Is(err, pool.ErrNotOwner) || took != patient {
+		if served, took, err := awaiting(t, o)(); served != nil || !errors.Is(err, pool.ErrNotOwner) || took != patient {
 			t.Fatalf("after the term: %+v, %v after %s", served, err, took)
 		}
 	})
@@ -68,14 +68,14 @@ func TestCallersAreToldAtOnceOfAnotherOwnerUntilItFallsSilent(t *testing.T) {
 		o.look(lease(0), leaseTTL)
 		time.Sleep(2 * time.Second)
 		o.look(lease(1), leaseTTL)
-		if _, err, took := got(); !errors.Is(err, pool.ErrNotOwner) || took != 2*time.Second {
+		if _, took, err := got(); !errors.Is(err, pool.ErrNotOwner) || took != 2*time.Second {
 			t.Fatalf("%v after %s", err, took)
 		}
 		// It renews every 3 s and is looked at every 2 s: it is known to live throughout.
 		for n := range int64(4) {
 			time.Sleep(2 * time.Second)
 			o.look(lease(1+(n+1)*2/3), leaseTTL)
-			if _, err, took := awaiting(t, o)(); !errors.Is(err, pool.ErrNotOwner) || took != 0 {
+			if _, took, err := awaiting(t, o)(); !errors.Is(err, pool.ErrNotOwner) || took != 0 {
 				t.Fatalf("look %d: %v after %s", n, err, took)
 			}
 		}
@@ -89,7 +89,7 @@ func TestCallersAreToldAtOnceOfAnotherOwnerUntilItFallsSilent(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		mine := &owned{epoch: 5}
 		o.begin(mine)
-		if served, err, took := got(); served != mine || err != nil || took != 2*time.Second {
+		if served, took, err := got(); served != mine || err != nil || took != 2*time.Second {
 			t.Fatalf("%+v, %v after %s", served, err, took)
 		}
 	})
