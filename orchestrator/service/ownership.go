@@ -33,11 +33,8 @@ func (o *ownership) current() *owned {
 	return o.mine
 }
 
-// begin and end enclose a term in which this process owns the pool.
-func (o *ownership) begin(mine *owned) { o.set(mine) }
-
-func (o *ownership) end() { o.set(nil) }
-
+// set says what exists from now on while this process owns the pool, or nil, and forgets
+// what it saw of another owner.
 func (o *ownership) set(mine *owned) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -72,6 +69,9 @@ func (o *ownership) tell() {
 // returns pool.ErrNotOwner when another process is seen to own it or patience has
 // passed, and the context's error when that ends.
 func (o *ownership) await(ctx context.Context, patience time.Duration) (*owned, error) {
+	if mine := o.current(); mine != nil {
+		return mine, nil
+	}
 	timeout := time.NewTimer(patience)
 	defer timeout.Stop()
 	for {

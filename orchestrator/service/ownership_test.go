@@ -47,11 +47,11 @@ func TestCallersWaitForAnOwnerWhileThereIsNone(t *testing.T) {
 			time.Sleep(2 * time.Second)
 		}
 		mine := &owned{epoch: 5}
-		o.begin(mine)
+		o.set(mine)
 		if served, took, err := got(); served != mine || err != nil || took != 10*time.Second {
 			t.Fatalf("%+v, %v after %s", served, err, took)
 		}
-		o.end()
+		o.set(nil)
 		if o.current() != nil {
 			t.Fatal("owned after the end")
 		}
@@ -88,7 +88,23 @@ func TestCallersAreToldAtOnceOfAnotherOwnerUntilItFallsSilent(t *testing.T) {
 		got = awaiting(t, o)
 		time.Sleep(2 * time.Second)
 		mine := &owned{epoch: 5}
-		o.begin(mine)
+		o.set(mine)
+		if served, took, err := got(); served != mine || err != nil || took != 2*time.Second {
+			t.Fatalf("%+v, %v after %s", served, err, took)
+		}
+	})
+}
+
+func TestCallersWaitForThisProcessOnceItHasThePool(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := newOwnership()
+		o.look(lease(0), leaseTTL)
+		o.look(lease(1), leaseTTL)
+		o.set(nil) // the other one gave it up, and this one rebuilds the router
+		got := awaiting(t, o)
+		time.Sleep(2 * time.Second)
+		mine := &owned{epoch: 5}
+		o.set(mine)
 		if served, took, err := got(); served != mine || err != nil || took != 2*time.Second {
 			t.Fatalf("%+v, %v after %s", served, err, took)
 		}

@@ -88,6 +88,9 @@ type owned struct {
 // breakerOpenFor is how long an engine that keeps failing is left alone.
 const breakerOpenFor = 3 * time.Second
 
+// lookAgain is how often in the time of a lease a process that stands by tries to get the pool.
+const lookAgain = 5
+
 // errLost ends a term of ownership.
 var errLost = errors.New("ownership of the pool was lost")
 
@@ -138,8 +141,8 @@ func (s *Service) Run(ctx context.Context) error {
 			s.cfg.Logger.Warn("acquiring the pool failed, trying again", "pool", s.cfg.Pool, "error", err)
 		case ok:
 			s.metrics.owner.Set(1)
+			s.owned.set(nil) // no other process owns it now: callers wait until the router is rebuilt
 			err = s.own(ctx, epoch)
-			s.owned.end()
 			s.metrics.owner.Set(0)
 			if ctx.Err() == nil {
 				s.cfg.Logger.Warn("this process owns the pool no more, standing by", "pool", s.cfg.Pool, "epoch", epoch, "reason", err)
@@ -147,7 +150,7 @@ func (s *Service) Run(ctx context.Context) error {
 		case err == nil:
 			s.watch(ctx)
 		}
-		timer := time.NewTimer(s.cfg.LeaseTTL / 5)
+		timer := time.NewTimer(s.cfg.LeaseTTL / lookAgain)
 		select {
 		case <-ctx.Done():
 		case <-timer.C:
@@ -252,9 +255,9 @@ func (s *Service) own(ctx context.Context, epoch int64) error {
 		sweep := sweeper{store: s.cfg.Store, environments: s.cfg.Environments, log: log}
 		term.Go(func() error { return sweep.run(ctx) })
 	}
-	s.owned.begin(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
+	s.owned.set(&owned{epoch: epoch, loop: loop, engines: engines, updates: updates, acts: acts})
 	err = term.Wait()
-	s.owned.end()
+	s.owned.set(nil)
 	s.leaveEnvironments()
 	s.release(epoch)
 	return err
