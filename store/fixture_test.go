@@ -63,13 +63,7 @@ func instance(id string) store.Instance {
 	return store.Instance{Pool: pool, ID: id, URL: "http://127.0.0.1:1/" + id, Kind: "vllm", CapacityBlocks: 1_000, BlockTokens: 16, MaxContextTokens: 4_096}
 }
 
-// failer is what a test and a property test have in common.
-type failer interface {
-	Helper()
-	Fatal(args ...any)
-}
-
-func must(t failer, err error) {
+func must(t storetest.Failer, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -82,7 +76,7 @@ func prompted(class string, members int) *task.Spec {
 }
 
 // submission is a batch of those tasks, whose body is their JSON.
-func submission(t failer, runID uuid.UUID, key string, tasks ...*task.Spec) store.BatchSubmission {
+func submission(t storetest.Failer, runID uuid.UUID, key string, tasks ...*task.Spec) store.BatchSubmission {
 	t.Helper()
 	body, err := json.Marshal(tasks)
 	must(t, err)

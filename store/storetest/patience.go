@@ -9,6 +9,7 @@ const Patience = 2 * time.Minute
 // Failer is what a test and a property test have in common.
 type Failer interface {
 	Helper()
+	Fatal(args ...any)
 	Fatalf(format string, args ...any)
 }
 

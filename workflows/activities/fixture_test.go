@@ -37,14 +37,7 @@ type fixture struct {
 	batches int
 }
 
-// failer is what a test and a property test have in common.
-type failer interface {
-	Helper()
-	Fatal(args ...any)
-	Fatalf(format string, args ...any)
-}
-
-func must(t failer, err error) {
+func must(t storetest.Failer, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)
@@ -147,7 +140,7 @@ func (f *fixture) onlyTurn(id uuid.UUID) store.Turn {
 
 // checkSample compares a sample of one turn with what the engine sampled last at
 // every place.
-func checkSample(t failer, e *engines, sample *store.Sample, wantTokens int) {
+func checkSample(t storetest.Failer, e *engines, sample *store.Sample, wantTokens int) {
 	t.Helper()
 	tokens := sample.Tokens
 	if len(tokens.TokenIDs) != promptTokens+wantTokens || len(tokens.LossMask) != len(tokens.TokenIDs) || len(tokens.Logprobs) != len(tokens.TokenIDs) {
@@ -180,7 +173,7 @@ func checkSample(t failer, e *engines, sample *store.Sample, wantTokens int) {
 	}
 }
 
-func parsed(t failer, reply workflows.TurnReply, err error) router.EndStatus {
+func parsed(t storetest.Failer, reply workflows.TurnReply, err error) router.EndStatus {
 	t.Helper()
 	must(t, err)
 	if reply.Outcome != workflows.OutcomeOver {
